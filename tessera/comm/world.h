@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+#include <tessera/comm/group.h>
+#include <tessera/comm/record.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <typeindex>
+
+namespace c10d {
+class Store;
+}
+
+namespace tessera {
+
+class WorldImpl;
+
+// All ranks of a job, seen from one of them. A cheap handle; copies mean the same world.
+class World {
+ public:
+  World() = default;
+  explicit World(std::shared_ptr<WorldImpl> impl) : impl_(std::move(impl)) {}
+
+  int64_t rank() const;
+  int64_t size() const;
+  int64_t local_rank() const; // rank among those on this machine
+  const Group& group() const; // all ranks
+  Record& record() const;
+  c10::intrusive_ptr<c10d::Store> store() const;
+
+  // A group of the given world ranks. Collective over those ranks only, which all pass the same list and name in the same order.
+  Group new_group(std::span<const int64_t> world_ranks, const std::string& name) const;
+
+  // State that a later room keeps per world: one T, made at its first use (default constructor). Thread-safe.
+  template <typename T>
+  T& state() const {
+    return *static_cast<T*>(state_slot(typeid(T), [] { return std::shared_ptr<void>(std::make_shared<T>()); }));
+  }
+
+  bool operator==(const World& other) const { return impl_ == other.impl_; }
+  explicit operator bool() const { return impl_ != nullptr; }
+
+ private:
+  void* state_slot(std::type_index type, std::shared_ptr<void> (*make)()) const;
+
+  std::shared_ptr<WorldImpl> impl_;
+};
+
+struct InitOptions {
+  std::string backend = "auto"; // "auto" (shm when all ranks share the machine, else gloo), "shm", "gloo"
+  std::chrono::milliseconds timeout = std::chrono::seconds(300);
+};
+
+// Finds the world: torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), else a world of one.
+// Collective over the job. Blocks until all ranks have met. Throws UsageError, TimeoutError, IoError.
+World init(const InitOptions& options = {});
+
+} // namespace tessera
