@@ -40,7 +40,8 @@ struct ArgEdit {
 // How a call runs: redistribute the inputs, edit the arguments, run the local computation, say what the results are.
 // Depends only on the OpCall (global shapes and specs), so that all ranks decide alike; edits alone may hold this rank's local sizes.
 struct Decision {
-  // Target of every tensor in the call, flattened in schema order (lists element by element); null for absent ones.
+  // Target of every tensor in the call, flattened in schema order: one entry for each kTensor argument, one for each element of a
+  // kTensorList; null for absent ones.
   // For a written argument: what it must be before the local computation.
   std::vector<SpecPtr> inputs;
   // Placements that each written tensor has after the local computation (parallel to `inputs`; null for those not written). The executor

@@ -13,9 +13,9 @@ namespace tessera {
 // One argument of an operator call as a rule may see it: what the decision cache's key holds, and nothing else.
 struct OpArg {
   enum class Kind : uint8_t {
-    kNone, // absent optional
-    kTensor,
-    kTensorList,
+    kNone, // absent optional that is no tensor
+    kTensor, // an absent optional tensor too: `tensor` is null
+    kTensorList, // List of optional tensors too
     kInt, // int, SymInt, and enumerations such as a loss reduction
     kIntList,
     kBool,
