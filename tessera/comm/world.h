@@ -46,6 +46,7 @@ class World {
 
   bool operator==(const World& other) const { return impl_ == other.impl_; }
   explicit operator bool() const { return impl_ != nullptr; }
+  const std::shared_ptr<WorldImpl>& impl() const { return impl_; }
 
  private:
   void* state_slot(std::type_index type, std::shared_ptr<void> (*make)()) const;
