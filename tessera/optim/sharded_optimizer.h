@@ -1,16 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <tessera/mesh/tensor_spec.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 
 namespace tessera {
 
-// What happens to Partial gradients before the inner optimizer runs.
+// What happens to Partial gradients before the update runs.
 enum class GradientSync : uint8_t {
-  kDefault, // kReduceScatter, or what the environment says (FLAGS_fuse_allreduce_in_opt, FLAGS_fuse_reducescatter_in_opt)
+  kDefault, // kReduceScatter, or what the environment says:
+            // FLAGS_fuse_allreduce_in_opt, FLAGS_fuse_reducescatter_in_opt
   kImplicit, // nothing: each operator that reads a gradient reduces it
   kAllReduce, // every Partial axis becomes Replicate
-  kReduceScatter // every gradient goes straight to where its optimizer state lives
+  kReduceScatter // every gradient goes straight to where its optimizer state
+                 // lives
 };
 
 // Optimizer states are sharded over one mesh axis.
@@ -19,6 +27,86 @@ struct ShardingStage1 {
   std::string axis;
 };
 
-// shard_optimizer(torch optimizer, ShardingStage1(axis), options) -> ShardedOptimizer, a torch::optim::Optimizer: see design.md.
+struct ShardOptions {
+  GradientSync sync = GradientSync::kDefault;
+};
+
+// What this rank holds beside parameters and gradients.
+struct OptimizerMemory {
+  int64_t state_bytes =
+      0; // of the optimizer's states: 1/N of one rank's for shapes that divide
+  int64_t gradient_bytes = 0; // of reduced gradients, kept from step to step
+};
+
+// A torch optimizer over distributed parameters whose states are sharded. It
+// owns groups and options, so that LR schedulers, `param_groups()`,
+// `add_param_group()` and `zero_grad()` work as ever. Parameters without a
+// gradient are skipped, as torch does. In a step the gradients are reduced once
+// (all collectives in flight together), each rank updates its own part of every
+// parameter with the fused kernel, and the parts are gathered, so that every
+// axis of a parameter is back as it was before. `state()` holds torch's own
+// state types; their tensors are distributed and placed as `shard_gradient`
+// says. A parameter that appears several times (tied weights) counts once.
+class ShardedOptimizer : public torch::optim::Optimizer {
+ public:
+  ShardedOptimizer(
+      torch::optim::Optimizer&& optimizer,
+      ShardingStage1 stage,
+      const ShardOptions& options);
+  ~ShardedOptimizer() override;
+  ShardedOptimizer(ShardedOptimizer&&) noexcept;
+  ShardedOptimizer& operator=(ShardedOptimizer&&) noexcept;
+  ShardedOptimizer(const ShardedOptimizer&) = delete;
+  ShardedOptimizer& operator=(const ShardedOptimizer&) = delete;
+
+  // One update. A second step without a backward in between uses the same
+  // gradients and reduces nothing again. Collective over the parameters'
+  // meshes. Blocks. Throws UsageError, TimeoutError, PeerError.
+  torch::Tensor step(LossClosure closure = nullptr) override;
+
+  // Scales the gradients so that their global norm is at most `max_norm`, and
+  // returns the norm before. `norm_type` is any positive number or infinity.
+  // Every distinct element counts once, over all meshes and axes. Reduces the
+  // gradients (`step` uses them then) and runs one scalar all_reduce. Before
+  // `step`, after `backward`. In kImplicit it is torch's own clip_grad_norm_ on
+  // the Partial gradients. Collective over the world, also for a rank without
+  // gradients. Blocks. Throws UsageError, TimeoutError, PeerError.
+  double clip_grad_norm(double max_norm, double norm_type = 2.0);
+
+  // The gradient that `step` uses: reduced, and clipped if clip_grad_norm ran.
+  // Undefined until one of the two has run in a mode other than kImplicit since
+  // the parameter's last backward. `p.grad()` itself stays the unreduced
+  // Partial until zero_grad. Not collective.
+  at::Tensor reduced_gradient(const at::Tensor& parameter) const;
+
+  // The mode in effect now. Throws UsageError when the environment asks for
+  // two.
+  GradientSync sync() const;
+
+  OptimizerMemory memory() const;
+  int64_t state_bytes() const {
+    return memory().state_bytes;
+  }
+
+  // Distributed states have no file format yet: these throw UsageError.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Shards the states of `optimizer` (AdamW, Adam, or SGD; not stepped yet) over
+// one mesh axis and takes over its parameters and options:
+//   auto optimizer = shard_optimizer(torch::optim::AdamW(model->parameters(),
+//   3e-4), ShardingStage1("dp"));
+// The parameters are distributed tensors; on a mesh without that axis states
+// follow the mesh's other axes. Not collective. Throws UsageError for another
+// optimizer, a plain parameter, an axis that no parameter's mesh has.
+ShardedOptimizer shard_optimizer(
+    torch::optim::Optimizer&& optimizer,
+    ShardingStage1 stage,
+    const ShardOptions& options = {});
 
 } // namespace tessera
