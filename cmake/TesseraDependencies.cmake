@@ -8,7 +8,7 @@ if(TESSERA_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
 endif()
 
 if(NOT Torch_DIR AND DEFINED ENV{Torch_DIR})
-  set(Torch_DIR $ENV{Torch_DIR})
+  set(Torch_DIR $ENV{Torch_DIR} CACHE PATH "Folder of TorchConfig.cmake")
 elseif(NOT Torch_DIR)
   file(GLOB tessera_venv_torch ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch)
   list(APPEND CMAKE_PREFIX_PATH ${tessera_venv_torch})
