@@ -66,7 +66,6 @@ function(tessera_library)
   set_target_properties(tessera PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
   target_sources(tessera PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${headers} ${PROJECT_SOURCE_DIR}/tessera/tessera.h)
   target_compile_features(tessera PUBLIC cxx_std_20)
-  target_link_options(tessera PRIVATE -Wl,--no-undefined)
   tessera_link_library(tessera)
 endfunction()
 
