@@ -41,9 +41,12 @@ setup_torch() {
   cmp -s requirements.txt "$stamp" && return
   say "installing libtorch into .venv"
   [[ -x .venv/bin/python ]] || /usr/bin/python3 -m venv .venv
-  # The CPU build comes from PyTorch's own index where that can be reached. The plain package index has a build for CUDA under the same
-  # version, which serves as well but is five times as large.
-  .venv/bin/python -m pip install -q --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu -r requirements.txt
+  # PyTorch's own index has the CPU build. Under the same version the general index has one for CUDA, which needs a CUDA toolkit.
+  local index=https://download.pytorch.org/whl/cpu extra=()
+  if .venv/bin/python -c "import urllib.request as u; u.urlopen('$index/', timeout=10)" 2>/dev/null; then
+    extra=(--extra-index-url "$index")
+  fi
+  .venv/bin/python -m pip install -q "${extra[@]}" -r requirements.txt
   cp requirements.txt "$stamp"
 }
 
