@@ -6,24 +6,36 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 namespace tessera {
 
-// What a collective costs on one mesh axis: latency_us + bytes of the full buffer / bandwidth, per kind. Alike on all ranks.
+// What a collective of two ranks costs: latency_us + bytes of the full buffer /
+// bandwidth, per kind. Alike on all ranks.
 struct LinkCost {
-  double latency_us = 10;
-  double all_reduce_gb_s = 2; // full buffer bytes per second
-  double reduce_scatter_gb_s = 2;
-  double all_gather_gb_s = 2;
-  double all_to_all_gb_s = 2;
+  double latency_us = 0;
+  double all_reduce_gb_s = 1; // full buffer bytes per second
+  double reduce_scatter_gb_s = 1;
+  double all_gather_gb_s = 1;
+  double all_to_all_gb_s = 1;
 };
 
+// Prices what a redistribution does, so that rules and plans can be compared.
+// Depends on what all ranks share only.
 class CostModel {
  public:
-  // Constants by the backend's name ("shm", "gloo"), until costs are measured and agreed once per world.
-  static LinkCost link_for(const std::string& backend_name);
-  double collective_us(const DeviceMesh& mesh, int64_t axis, CollectiveKind kind, int64_t bytes) const;
+  // Constants by the backend's name ("shm", "gloo", "single"; others count as
+  // gloo), until costs are measured and agreed once per world.
+  static const LinkCost& link_for(const std::string& backend_name);
+
+  // Microseconds of one collective on an axis; `bytes` as in CollectiveEvent.
+  // An axis of size 1 costs nothing. More ranks than two move 2(n-1)/n of the
+  // bytes in log2(n) rounds.
+  double collective_us(
+      const DeviceMesh& mesh,
+      int64_t axis,
+      CollectiveKind kind,
+      int64_t bytes) const;
+
   double copy_us(int64_t bytes) const; // a local pass over memory
 };
 

@@ -1,0 +1,619 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A redistribution goes by steps that each change one mesh axis, so that each
+// is one collective of that axis's group, or local. Between R, S and P on one
+// axis the step is known (table in `kind_between`); what has to be found is
+// the order of the axes and the placements in between. Both follow from a
+// shortest path through the graph whose nodes are placements of all axes:
+//
+//   [P, S0] --b: all_to_all--> [P, S1] --a: reduce_scatter--> [S0, S1] ...
+//
+// Axes that share a dim nest, the left one outermost, and so do Partials. That
+// forbids some edges, and only the edges that are left are exact:
+//  - An axis may enter or leave Shard(d) only while no axis right of it is
+//    Shard(d): the right one's chunks are chunks of the left one's chunk, and
+//    would mean something else afterwards. So nests are wound from the left and
+//    unwound from the right.
+//  - A Partial may be reduced or rescaled only while every Partial right of it
+//    commutes with it: the right one is reduced first.
+//  - Replicate may become Partial(product) only while no axis right of it is
+//    Partial(sum): the ones that fill the other ranks would be added up.
+// The target is always reached: unwind all axes from the right, wind up again
+// from the left.
+//
+// Axes of size 1 take no part: whatever they say, each rank holds the same. So
+// that the graph stays small, an axis may pass through R, through what it was
+// and will be, and through Shard of the dims that either spec cuts; where two
+// axes meet in one dim also through one dim that nobody uses, since turning
+// aside into it can be cheaper than gathering.
+//
+// Costs are counted in whole nanoseconds of the largest rank (coordinate 0 on
+// every axis), and ties are broken by the number of steps and the node's code,
+// so that every rank finds the same path.
+#include <c10/core/ScalarType.h>
+#include <fmt/format.h>
+#include <tessera/base/error.h>
+#include <tessera/sharding/redistribution.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <queue>
+#include <tuple>
+
+namespace tessera {
+
+namespace {
+
+using Kind = RedistributionStep::Kind;
+
+constexpr int64_t kMaxNodes = 20'000; // of the wide graph, else a narrow one
+constexpr int64_t kMaxNarrowNodes = 2'000'000;
+
+size_t at(int64_t index) {
+  return static_cast<size_t>(index);
+}
+
+// What one edge of the graph does.
+struct Edge {
+  int64_t axis;
+  Placement placement; // of the axis afterwards
+  Kind kind;
+  int64_t cost_ns;
+};
+
+// The tensor whose pieces move, without its placements.
+class Mover {
+ public:
+  Mover(const TensorSpec& spec, const CostModel& costs)
+      : spec_(spec), costs_(costs) {}
+
+  // The edge that gives `axis` another placement; nothing where there is none.
+  std::optional<Edge> edge(
+      const Placements& now, int64_t axis, const Placement& next) const;
+
+  // Whether two units cut `axis` alike, whatever the axes left of it leave.
+  bool cuts_alike(
+      const Placements& now, int64_t axis, const Placement& next) const;
+
+ private:
+  std::optional<Kind> kind_between(
+      const Placements& now, int64_t axis, const Placement& next) const;
+  bool allowed(
+      const Placements& now, int64_t axis, const Placement& next) const;
+  double cost_us(
+      const Placements& now, const Placements& next, const Edge& edge) const;
+  int64_t bytes(const Placements& placements) const;
+  double pack_us(int64_t dim, int64_t bytes) const;
+
+  const TensorSpec& spec_;
+  const CostModel& costs_;
+};
+
+bool Mover::cuts_alike(
+    const Placements& now, int64_t axis, const Placement& next) const {
+  const int64_t dim = next.dim();
+  std::vector<int64_t> extents{spec_.sizes[at(dim)]};
+  for (int64_t left = 0; left < axis; ++left) {
+    if (now[at(left)].is_shard(dim)) {
+      std::vector<int64_t> inner;
+      for (int64_t extent : extents) {
+        const auto sizes =
+            chunk_sizes(extent, now[at(left)].unit(), spec_.mesh.size(left));
+        inner.insert(inner.end(), sizes.begin(), sizes.end());
+      }
+      std::sort(inner.begin(), inner.end());
+      inner.erase(std::unique(inner.begin(), inner.end()), inner.end());
+      extents = std::move(inner);
+    }
+  }
+  const int64_t parts = spec_.mesh.size(axis);
+  return std::all_of(extents.begin(), extents.end(), [&](int64_t extent) {
+    return chunk_sizes(extent, now[at(axis)].unit(), parts) ==
+        chunk_sizes(extent, next.unit(), parts);
+  });
+}
+
+// The rules of nesting, see above.
+bool Mover::allowed(
+    const Placements& now, int64_t axis, const Placement& next) const {
+  const Placement& old = now[at(axis)];
+  for (int64_t right = axis + 1; right < spec_.mesh.ndim(); ++right) {
+    const Placement& other = now[at(right)];
+    if (spec_.mesh.size(right) == 1) {
+      continue;
+    }
+    if (other.is_shard() &&
+        (old.is_shard(other.dim()) || next.is_shard(other.dim()))) {
+      return false;
+    }
+    if (other.is_partial() && old.is_partial() &&
+        !commute(old.op(), other.op())) {
+      return false;
+    }
+    if (other.is_partial(ReduceOp::kSum) &&
+        next.is_partial(ReduceOp::kProduct)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::optional<Kind> Mover::kind_between(
+    const Placements& now, int64_t axis, const Placement& next) const {
+  const Placement& old = now[at(axis)];
+  if (old.is_replicate()) {
+    return next.is_shard() ? Kind::kSlice : Kind::kToPartial;
+  }
+  if (old.is_shard()) {
+    if (next.is_partial()) {
+      return std::nullopt; // by way of Replicate
+    }
+    if (next.is_replicate()) {
+      return Kind::kAllGather;
+    }
+    const bool alike = old.dim() == next.dim() && cuts_alike(now, axis, next);
+    return alike ? Kind::kRelabel : Kind::kAllToAll;
+  }
+  if (next.is_replicate()) {
+    return Kind::kAllReduce;
+  }
+  if (next.is_shard()) {
+    return Kind::kReduceScatter;
+  }
+  const bool divides = old.is_partial(ReduceOp::kAvg);
+  const bool exact =
+      !divides || !c10::isIntegralType(spec_.dtype, /*includeBool=*/true);
+  if (commute(old.op(), next.op()) && exact) {
+    return Kind::kRescale;
+  }
+  return std::nullopt; // by way of Replicate
+}
+
+int64_t Mover::bytes(const Placements& placements) const {
+  std::vector<int64_t> sizes = spec_.sizes;
+  for (int64_t axis = 0; axis < spec_.mesh.ndim(); ++axis) {
+    const Placement& placement = placements[at(axis)];
+    if (placement.is_shard()) {
+      int64_t& size = sizes[at(placement.dim())];
+      size = chunk(size, placement.unit(), spec_.mesh.size(axis), 0).size;
+    }
+  }
+  auto total = static_cast<int64_t>(c10::elementSize(spec_.dtype));
+  for (int64_t size : sizes) {
+    total *= size;
+  }
+  return total;
+}
+
+// Pieces of an outermost dim lie in one run; others are gathered by a copy.
+double Mover::pack_us(int64_t dim, int64_t bytes) const {
+  const auto begin = spec_.sizes.begin();
+  const bool outermost =
+      std::all_of(begin, begin + dim, [](int64_t size) { return size == 1; });
+  return outermost ? 0 : costs_.copy_us(bytes);
+}
+
+double Mover::cost_us(
+    const Placements& now, const Placements& next, const Edge& edge) const {
+  const Placement& old = now[at(edge.axis)];
+  const auto collective = [&](CollectiveKind kind, int64_t bytes) {
+    return costs_.collective_us(spec_.mesh, edge.axis, kind, bytes);
+  };
+  const int64_t before = bytes(now);
+  const int64_t after = bytes(next);
+  switch (edge.kind) {
+    case Kind::kAllReduce:
+      return collective(CollectiveKind::kAllReduce, before);
+    case Kind::kReduceScatter:
+      return collective(CollectiveKind::kReduceScatter, before) +
+          pack_us(edge.placement.dim(), before);
+    case Kind::kAllReduceSlice:
+      return collective(CollectiveKind::kAllReduce, before) +
+          costs_.copy_us(after);
+    case Kind::kAllGather:
+      return collective(CollectiveKind::kAllGather, after) +
+          pack_us(old.dim(), after);
+    case Kind::kAllToAll:
+      return collective(CollectiveKind::kAllToAll, before) +
+          pack_us(edge.placement.dim(), before) + pack_us(old.dim(), after);
+    case Kind::kSlice:
+    case Kind::kToPartial:
+    case Kind::kRescale:
+      return costs_.copy_us(after);
+    case Kind::kRelabel:
+      return 0;
+  }
+  return 0;
+}
+
+std::optional<Edge> Mover::edge(
+    const Placements& now, int64_t axis, const Placement& next) const {
+  const std::optional<Kind> kind = kind_between(now, axis, next);
+  if (!kind || !allowed(now, axis, next)) {
+    return std::nullopt;
+  }
+  Placements after = now;
+  after[at(axis)] = next;
+  const auto priced = [&](Kind k) {
+    Edge edge{axis, next, k, 0};
+    edge.cost_ns = std::llround(1e3 * cost_us(now, after, edge));
+    return edge;
+  };
+  const Edge first = priced(*kind);
+  if (*kind == Kind::kReduceScatter) {
+    const Edge second = priced(Kind::kAllReduceSlice);
+    return second.cost_ns < first.cost_ns ? second : first;
+  }
+  return first;
+}
+
+// The placements that one axis may pass through, the first being what it is.
+using Options = std::vector<Placement>;
+
+void add_option(Options& options, const Placement& placement) {
+  if (std::find(options.begin(), options.end(), placement) == options.end()) {
+    options.push_back(placement);
+  }
+}
+
+// The graph of one redistribution. A node's code has a digit per axis: the
+// index into the axis's options.
+class Graph {
+ public:
+  Graph(SpecPtr from, const Placements& to, const CostModel& costs)
+      : mover_(*from, costs), mesh_(from->mesh), start_(from->placements) {
+    const std::vector<int64_t> dims = useful_dims(*from, to);
+    add_options(to, dims);
+    if (count() > kMaxNodes) {
+      add_options(to, {});
+    }
+    if (count() > kMaxNarrowNodes) {
+      throw UsageError(fmt::format(
+          "redistribute {} to {} on {}: too many axes change at once; go by "
+          "way "
+          "of placements that change fewer",
+          str(start_),
+          str(to),
+          mesh_.str()));
+    }
+    target_ = code_of(to);
+  }
+
+  std::vector<Edge> shortest_path() const;
+
+ private:
+  struct Reached {
+    int64_t cost_ns = std::numeric_limits<int64_t>::max();
+    int64_t steps = 0;
+    int64_t previous = -1;
+    std::optional<Edge> edge;
+    bool done = false;
+  };
+  using Entry = std::tuple<int64_t, int64_t, int64_t>; // cost, steps, code
+  using Frontier =
+      std::priority_queue<Entry, std::vector<Entry>, std::greater<>>;
+
+  std::vector<int64_t> useful_dims(
+      const TensorSpec& spec, const Placements& to) const;
+  void add_options(const Placements& to, const std::vector<int64_t>& dims);
+  int64_t count() const;
+  int64_t code_of(const Placements& placements) const;
+  Placements placements_of(int64_t code) const;
+  void visit(int64_t code, std::vector<Reached>& nodes, Frontier& open) const;
+
+  Mover mover_;
+  const DeviceMesh& mesh_;
+  const Placements& start_;
+  std::vector<Options> options_; // of every axis
+  int64_t target_ = 0;
+};
+
+// The dims that either side cuts, and where two axes meet in one, the longest
+// of the others.
+std::vector<int64_t> Graph::useful_dims(
+    const TensorSpec& spec, const Placements& to) const {
+  std::vector<int64_t> users(spec.sizes.size());
+  for (size_t axis = 0; axis < start_.size(); ++axis) {
+    const Placement& a = start_[axis];
+    const Placement& b = to[axis];
+    if (mesh_.axes()[axis].size > 1 && a.is_shard()) {
+      ++users[at(a.dim())];
+    }
+    if (mesh_.axes()[axis].size > 1 && b.is_shard() && !a.is_shard(b.dim())) {
+      ++users[at(b.dim())];
+    }
+  }
+  std::vector<int64_t> dims;
+  int64_t spare = -1;
+  for (int64_t dim = 0; dim < spec.dim(); ++dim) {
+    if (users[at(dim)] > 0) {
+      dims.push_back(dim);
+    } else if (spare < 0 || spec.sizes[at(dim)] > spec.sizes[at(spare)]) {
+      spare = dim;
+    }
+  }
+  const bool shared = std::any_of(
+      users.begin(), users.end(), [](int64_t count) { return count > 1; });
+  if (shared && spare >= 0) {
+    dims.push_back(spare);
+  }
+  return dims;
+}
+
+void Graph::add_options(
+    const Placements& to, const std::vector<int64_t>& dims) {
+  options_.assign(start_.size(), {});
+  for (size_t axis = 0; axis < start_.size(); ++axis) {
+    Options& options = options_[axis];
+    options.push_back(start_[axis]);
+    add_option(options, to[axis]);
+    if (mesh_.axes()[axis].size == 1) {
+      continue; // never taken, see visit()
+    }
+    const bool idle = dims.empty() && start_[axis] == to[axis] &&
+        !start_[axis].is_shard() && !start_[axis].is_partial();
+    if (!idle) {
+      add_option(options, Replicate());
+    }
+    for (int64_t dim : dims) {
+      add_option(options, Shard(dim));
+    }
+  }
+}
+
+int64_t Graph::count() const {
+  int64_t product = 1;
+  for (const Options& options : options_) {
+    product *= static_cast<int64_t>(options.size());
+    if (product > kMaxNarrowNodes) {
+      return product;
+    }
+  }
+  return product;
+}
+
+// Axes of size 1 stay at their first option.
+int64_t Graph::code_of(const Placements& placements) const {
+  int64_t code = 0;
+  for (size_t axis = options_.size(); axis-- > 0;) {
+    const Options& options = options_[axis];
+    const auto digit = mesh_.axes()[axis].size == 1
+        ? 0
+        : std::find(options.begin(), options.end(), placements[axis]) -
+            options.begin();
+    code = code * static_cast<int64_t>(options.size()) + digit;
+  }
+  return code;
+}
+
+Placements Graph::placements_of(int64_t code) const {
+  Placements placements;
+  for (const Options& options : options_) {
+    const auto base = static_cast<int64_t>(options.size());
+    placements.push_back(options[at(code % base)]);
+    code /= base;
+  }
+  return placements;
+}
+
+void Graph::visit(
+    int64_t code, std::vector<Reached>& nodes, Frontier& open) const {
+  const Placements now = placements_of(code);
+  const Reached here = nodes[at(code)];
+  int64_t weight = 1;
+  for (int64_t axis = 0; axis < mesh_.ndim(); ++axis) {
+    const Options& options = options_[at(axis)];
+    const auto base = static_cast<int64_t>(options.size());
+    const int64_t digit = code / weight % base;
+    for (int64_t other = 0; other < base; ++other) {
+      if (other == digit || mesh_.size(axis) == 1) {
+        continue;
+      }
+      const int64_t next = code + (other - digit) * weight;
+      if (nodes[at(next)].done) {
+        continue;
+      }
+      const auto edge = mover_.edge(now, axis, options[at(other)]);
+      if (!edge) {
+        continue;
+      }
+      const int64_t cost = here.cost_ns + edge->cost_ns;
+      const int64_t steps = here.steps + 1;
+      Reached& there = nodes[at(next)];
+      if (std::tie(cost, steps) < std::tie(there.cost_ns, there.steps)) {
+        there = {cost, steps, code, edge, false};
+        open.emplace(cost, steps, next);
+      }
+    }
+    weight *= base;
+  }
+}
+
+std::vector<Edge> Graph::shortest_path() const {
+  std::vector<Reached> nodes(at(count()));
+  Frontier open;
+  const int64_t start = code_of(start_);
+  nodes[at(start)].cost_ns = 0;
+  open.emplace(0, 0, start);
+  while (!nodes[at(target_)].done) {
+    const int64_t code = std::get<2>(open.top());
+    open.pop();
+    if (!nodes[at(code)].done) {
+      nodes[at(code)].done = true;
+      visit(code, nodes, open);
+    }
+  }
+  std::vector<Edge> path;
+  for (int64_t code = target_; code != start; code = nodes[at(code)].previous) {
+    path.push_back(*nodes[at(code)].edge);
+  }
+  std::reverse(path.begin(), path.end());
+  return path;
+}
+
+// The axes that differ and have more than one rank.
+std::vector<int64_t> moving_axes(const TensorSpec& from, const Placements& to) {
+  std::vector<int64_t> axes;
+  for (int64_t axis = 0; axis < from.mesh.ndim(); ++axis) {
+    if (from.mesh.size(axis) > 1 && from.placements[at(axis)] != to[at(axis)]) {
+      axes.push_back(axis);
+    }
+  }
+  return axes;
+}
+
+// The edges of the plan but for those that only relabel.
+std::vector<Edge> find_path(
+    SpecPtr from, const Placements& to, const CostModel& costs) {
+  const std::vector<int64_t> axes = moving_axes(*from, to);
+  if (axes.empty() || from->numel() == 0) {
+    return {};
+  }
+  if (axes.size() == 1) {
+    const Mover mover(*from, costs);
+    if (const auto edge =
+            mover.edge(from->placements, axes[0], to[at(axes[0])])) {
+      return {*edge};
+    }
+  }
+  return Graph(from, to, costs).shortest_path();
+}
+
+void append(
+    std::vector<RedistributionStep>& steps,
+    SpecPtr& now,
+    int64_t axis,
+    const Placement& placement,
+    Kind kind) {
+  Placements placements = now->placements;
+  placements[at(axis)] = placement;
+  SpecPtr next = with_placements(now, placements);
+  // A unit that this state of the other axes makes meaningless is no change.
+  if (next != now) {
+    steps.push_back({kind, axis, now, next});
+    now = next;
+  }
+}
+
+int64_t first_difference(const TensorSpec& from, const TensorSpec& to) {
+  const auto pair = std::mismatch(
+      from.placements.begin(), from.placements.end(), to.placements.begin());
+  return pair.first - from.placements.begin();
+}
+
+void check_same_tensor(SpecPtr from, SpecPtr to) {
+  if (from->mesh != to->mesh || from->sizes != to->sizes ||
+      from->dtype != to->dtype) {
+    throw UsageError(fmt::format(
+        "redistribute: from {} to {}; mesh, sizes and dtype must be the same",
+        from->str(),
+        to->str()));
+  }
+}
+
+// The elements in ranges of one dim of a tensor.
+std::vector<int64_t> counts_of(
+    const std::vector<int64_t>& sizes,
+    int64_t dim,
+    const std::vector<Chunk>& ranges) {
+  int64_t others = 1;
+  for (int64_t d = 0; d < static_cast<int64_t>(sizes.size()); ++d) {
+    others *= d == dim ? 1 : sizes[at(d)];
+  }
+  std::vector<int64_t> counts;
+  for (const Chunk& range : ranges) {
+    counts.push_back(others * range.size);
+  }
+  return counts;
+}
+
+// What each of `ranges` has in common with `window`, seen from its start.
+std::vector<Chunk> overlaps(
+    const std::vector<Chunk>& ranges, const Chunk& window) {
+  std::vector<Chunk> result;
+  for (const Chunk& range : ranges) {
+    const int64_t begin =
+        std::clamp(range.offset - window.offset, int64_t{0}, window.size);
+    const int64_t end = std::clamp(
+        range.offset + range.size - window.offset, int64_t{0}, window.size);
+    result.push_back({begin, std::max<int64_t>(end - begin, 0)});
+  }
+  return result;
+}
+
+} // namespace
+
+std::vector<RedistributionStep> plan_redistribution(
+    SpecPtr from, SpecPtr to, const CostModel& costs) {
+  check_same_tensor(from, to);
+  if (from->placements == to->placements) {
+    return {};
+  }
+  if (from->numel() == 0) {
+    return {{Kind::kRelabel, first_difference(*from, *to), from, to}};
+  }
+  std::vector<RedistributionStep> steps;
+  SpecPtr now = from;
+  for (int64_t axis = 0; axis < from->mesh.ndim(); ++axis) {
+    if (from->mesh.size(axis) == 1) {
+      append(steps, now, axis, to->placements[at(axis)], Kind::kRelabel);
+    }
+  }
+  for (const Edge& edge : find_path(from, to->placements, costs)) {
+    append(steps, now, edge.axis, edge.placement, edge.kind);
+  }
+  steps.back().to = to;
+  return steps;
+}
+
+double redistribution_us(
+    SpecPtr from, const Placements& to, const CostModel& costs) {
+  int64_t total_ns = 0;
+  for (const Edge& edge : find_path(from, to, costs)) {
+    total_ns += edge.cost_ns;
+  }
+  return static_cast<double>(total_ns) / 1e3;
+}
+
+double redistribution_us(SpecPtr from, SpecPtr to, const CostModel& costs) {
+  check_same_tensor(from, to);
+  return redistribution_us(from, to->placements, costs);
+}
+
+StepLayout step_layout(const RedistributionStep& step) {
+  StepLayout layout;
+  if (step.kind == Kind::kRelabel) {
+    return layout;
+  }
+  const Placement& old = step.from->placements[at(step.axis)];
+  const Placement& next = step.to->placements[at(step.axis)];
+  if (next.is_shard()) {
+    layout.send_dim = next.dim();
+    layout.send = peer_chunks(step.to, step.axis);
+  }
+  if (old.is_shard()) {
+    layout.recv_dim = old.dim();
+    layout.recv = peer_chunks(step.from, step.axis);
+  }
+  if (old.is_shard() && next.is_shard(old.dim())) {
+    const auto mine = at(step.from->mesh.coordinate(step.axis));
+    const Chunk old_range = layout.recv[mine];
+    const Chunk new_range = layout.send[mine];
+    layout.send = overlaps(layout.send, old_range);
+    layout.recv = overlaps(layout.recv, new_range);
+  }
+  if (next.is_shard()) {
+    layout.send_counts =
+        counts_of(step.from->local_sizes, layout.send_dim, layout.send);
+  }
+  if (old.is_shard()) {
+    layout.recv_counts =
+        counts_of(step.to->local_sizes, layout.recv_dim, layout.recv);
+  }
+  return layout;
+}
+
+} // namespace tessera
