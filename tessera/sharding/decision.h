@@ -13,7 +13,9 @@ namespace tessera {
 // locals, with the edits applied. The others are needed where a shard alone does not give its part of the result.
 enum class LocalKernel : uint8_t {
   kOp,
-  kMean, // sum, then division by `numbers[0]` (the global count)
+  kMean, // aten::mean: sum, then division by `numbers[0]` (the global count)
+  kDivide, // the operator itself, whose reduction an edit turned into a sum, then division by `numbers[0]`: mse_loss and its backward, ...
+  kView, // squeeze, _reshape_alias: the local input viewed with result 0's local sizes, whatever the call's arguments say
   kExtremum, // amax, amin, max, min over a dim that is cut: an empty local gives the reduction's identity
   kNorm, // vector norm over cut dims: raw is the sum of |x|^p (or max, min); finished with the root after the reduction
   kNllLoss, // nll_loss_forward with reduction mean over a cut batch: raw are weighted sum and total weight; finished by division
@@ -25,9 +27,11 @@ enum class LocalKernel : uint8_t {
 struct OutputDecision {
   Placements raw; // as the local computation leaves it
   Placements placements; // after the executor has redistributed raw (equal to raw unless the kernel has a finishing part)
-  std::vector<int64_t> sizes; // global; for extents that only the local result knows: see `sizes_known`
+  std::vector<int64_t> sizes; // global
   std::vector<int64_t> strides; // global; empty: contiguous
-  bool sizes_known = true; // false: the result is replicated in every dim not cut, and the local result tells the sizes, each time anew
+  // False: the local result tells the sizes, each time anew. `sizes` is then empty (everything is replicated) or has -1 for the extents
+  // to be taken from the local result.
+  bool sizes_known = true;
 };
 
 // Replaces one integer, integer-list or boolean argument of the local call: view sizes, slice bounds, expand sizes.
@@ -47,7 +51,8 @@ struct Decision {
   // Placements that each written tensor has after the local computation (parallel to `inputs`; null for those not written). The executor
   // brings it back to the placements it had when they differ.
   std::vector<SpecPtr> written;
-  std::vector<OutputDecision> outputs; // of results that are not aliases of written arguments; flattened, undefined ones included
+  // Of results that are no written arguments; flattened, undefined ones included. Empty in a fallback: all are replicated then.
+  std::vector<OutputDecision> outputs;
   std::vector<ArgEdit> edits;
   LocalKernel kernel = LocalKernel::kOp;
   std::vector<int64_t> numbers; // what the kernel needs
