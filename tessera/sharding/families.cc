@@ -16,7 +16,9 @@ std::vector<std::string> expand_names(std::string_view ops) {
   std::string_view inner = ops.substr(open + 1, close - open - 1);
   while (true) {
     const size_t comma = inner.find(',');
-    names.push_back(std::string(ops.substr(0, open)) + std::string(inner.substr(0, comma)) + std::string(ops.substr(close + 1)));
+    names.push_back(
+        std::string(ops.substr(0, open)) + std::string(inner.substr(0, comma)) +
+        std::string(ops.substr(close + 1)));
     if (comma == std::string_view::npos) {
       return names;
     }
@@ -26,8 +28,17 @@ std::vector<std::string> expand_names(std::string_view ops) {
 
 std::vector<const Table*> tables() {
   return {
-    &einsum_table(), &pointwise_table(), &locked_table(), &view_table(), &reduction_table(), &loss_table(), &factory_table(),
-    &random_table(), &index_table(), &zip_table(), &join_table()};
+      &einsum_table(),
+      &pointwise_table(),
+      &locked_table(),
+      &view_table(),
+      &reduction_table(),
+      &loss_table(),
+      &factory_table(),
+      &random_table(),
+      &index_table(),
+      &zip_table(),
+      &join_table()};
 }
 
 namespace {
@@ -38,7 +49,8 @@ std::unordered_map<std::string, Rule> build_registry() {
     for (const Row& row : table->rows) {
       for (const std::string& name : expand_names(row.ops)) {
         if (!registry.emplace("aten::" + name, Rule{table, &row}).second) {
-          throw std::logic_error("aten::" + name + " has two rows in the rule tables");
+          throw std::logic_error(
+              "aten::" + name + " has two rows in the rule tables");
         }
       }
     }
@@ -49,7 +61,8 @@ std::unordered_map<std::string, Rule> build_registry() {
 } // namespace
 
 const Rule* find_rule(std::string_view op) {
-  static const std::unordered_map<std::string, Rule> registry = build_registry();
+  static const std::unordered_map<std::string, Rule> registry =
+      build_registry();
   const auto found = registry.find(std::string(op));
   return found == registry.end() ? nullptr : &found->second;
 }
@@ -66,7 +79,9 @@ void set_linear(Line& line, std::string_view groups) {
     const int operand = c - '0';
     if (c == ',') {
       finish();
-    } else if (operand < static_cast<int>(line.operands.size()) && line.operands[static_cast<size_t>(operand)].spec != nullptr) {
+    } else if (
+        operand < static_cast<int>(line.operands.size()) &&
+        line.operands[static_cast<size_t>(operand)].spec != nullptr) {
       group.push_back(operand);
     }
   }

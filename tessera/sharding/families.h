@@ -12,12 +12,15 @@
 
 namespace tessera::rules {
 
-// One line of a rule table. Which of the fields a family reads stands beside its table.
+// One line of a rule table. Which of the fields a family reads stands beside
+// its table.
 struct Row {
-  // Operators with overload, without "aten::". Braces hold alternatives: "add{.Tensor,_.Tensor}" is add.Tensor and add_.Tensor.
+  // Operators with overload, without "aten::". Braces hold alternatives:
+  // "add{.Tensor,_.Tensor}" is add.Tensor and add_.Tensor.
   std::string_view ops;
   std::string_view notation = {}; // einsum-like, see einsum.cc
-  std::string_view linear = {}; // groups of tensor arguments by number: "01" jointly linear in both, "0,1" linear in each
+  std::string_view linear = {}; // groups of tensor arguments by number: "01"
+                                // jointly linear in both, "0,1" linear in each
   int64_t dims = -1; // schema position of the dim or dims
   int64_t keepdim = -1; // schema position
   int64_t decides = -1; // schema position of the Scalar whose value matters
@@ -25,13 +28,15 @@ struct Row {
   int results = 1;
 };
 
-// A part of a call that is decided by itself: element i of every list of a foreach operator.
+// A part of a call that is decided by itself: element i of every list of a
+// foreach operator.
 struct Part {
   Line line;
   std::vector<size_t> positions; // of its operands among Decision::inputs
 };
 
-// A family: how its rows and a call make a line (or parts with a line each), and the rows.
+// A family: how its rows and a call make a line (or parts with a line each),
+// and the rows.
 struct Table {
   std::string_view family;
   Line (*build)(const Row&, const OpCall&);
@@ -65,10 +70,12 @@ const Rule* find_rule(std::string_view op);
 // What the braces of Row::ops stand for.
 std::vector<std::string> expand_names(std::string_view ops);
 
-// The pointwise family's line over the given operands of a call: broadcasting, no reduction. Used by families that refine it.
+// The pointwise family's line over the given operands of a call: broadcasting,
+// no reduction. Used by families that refine it.
 Line broadcast_line(std::vector<Operand> operands, int results);
 
-// Sets Line::linear from a row's groups; groups that name an absent operand are cut down to the present ones.
+// Sets Line::linear from a row's groups; groups that name an absent operand are
+// cut down to the present ones.
 void set_linear(Line& line, std::string_view groups);
 
 } // namespace tessera::rules

@@ -61,7 +61,8 @@ std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& sizes) {
 namespace {
 
 // Dense strides with the dims of `order` from innermost to outermost.
-std::vector<int64_t> strides_in_order(const std::vector<int64_t>& sizes, const std::vector<size_t>& order) {
+std::vector<int64_t> strides_in_order(
+    const std::vector<int64_t>& sizes, const std::vector<size_t>& order) {
   std::vector<int64_t> strides(sizes.size());
   int64_t step = 1;
   for (const size_t d : order) {
@@ -71,8 +72,10 @@ std::vector<int64_t> strides_in_order(const std::vector<int64_t>& sizes, const s
   return strides;
 }
 
-// Strides of an operand in the dims of the broadcast shape; 0 where it is broadcast.
-std::vector<int64_t> broadcast_strides(const TensorSpec& spec, const std::vector<int64_t>& sizes) {
+// Strides of an operand in the dims of the broadcast shape; 0 where it is
+// broadcast.
+std::vector<int64_t> broadcast_strides(
+    const TensorSpec& spec, const std::vector<int64_t>& sizes) {
   std::vector<int64_t> strides(sizes.size(), 0);
   const size_t offset = sizes.size() - spec.sizes.size();
   for (size_t d = 0; d < spec.sizes.size(); ++d) {
@@ -82,9 +85,13 @@ std::vector<int64_t> broadcast_strides(const TensorSpec& spec, const std::vector
   return strides;
 }
 
-// Whether dim a should lie outside dim b: -1 no, 1 yes, 0 the operands leave it open. The first operand that knows decides.
+// Whether dim a should lie outside dim b: -1 no, 1 yes, 0 the operands leave it
+// open. The first operand that knows decides.
 int outside(
-  size_t a, size_t b, const std::vector<int64_t>& sizes, const std::vector<std::vector<int64_t>>& operands) {
+    size_t a,
+    size_t b,
+    const std::vector<int64_t>& sizes,
+    const std::vector<std::vector<int64_t>>& operands) {
   for (const auto& strides : operands) {
     if (strides[a] == 0 || strides[b] == 0) {
       continue;
@@ -101,14 +108,18 @@ int outside(
 
 } // namespace
 
-std::vector<int64_t> dense_strides(const std::vector<int64_t>& sizes, const std::vector<int64_t>& like) {
+std::vector<int64_t> dense_strides(
+    const std::vector<int64_t>& sizes, const std::vector<int64_t>& like) {
   std::vector<size_t> order(sizes.size());
   std::iota(order.rbegin(), order.rend(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return like[a] < like[b]; });
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return like[a] < like[b];
+  });
   return strides_in_order(sizes, order);
 }
 
-std::vector<int64_t> iterator_strides(const std::vector<int64_t>& sizes, const std::vector<SpecPtr>& operands) {
+std::vector<int64_t> iterator_strides(
+    const std::vector<int64_t>& sizes, const std::vector<SpecPtr>& operands) {
   std::vector<std::vector<int64_t>> strides;
   for (const SpecPtr spec : operands) {
     if (spec != nullptr && spec->sizes.size() <= sizes.size()) {
@@ -117,7 +128,8 @@ std::vector<int64_t> iterator_strides(const std::vector<int64_t>& sizes, const s
   }
   std::vector<size_t> order(sizes.size()); // innermost first
   std::iota(order.rbegin(), order.rend(), size_t{0});
-  for (size_t i = 1; i < order.size(); ++i) { // insertion sort that steps over dims whose order is open
+  for (size_t i = 1; i < order.size();
+       ++i) { // insertion sort that steps over dims whose order is open
     size_t moving = i;
     for (size_t j = i; j-- > 0;) {
       const int comparison = outside(order[j], order[moving], sizes, strides);
@@ -136,7 +148,13 @@ std::vector<int64_t> iterator_strides(const std::vector<int64_t>& sizes, const s
 int64_t wrap_dim(const OpCall& call, int64_t dim, int64_t rank) {
   const int64_t limit = std::max<int64_t>(rank, 1);
   if (dim < -limit || dim >= limit) {
-    throw UsageError(fmt::format("{}: dim {} of a tensor with {} dims; expected {} to {}", call.op, dim, rank, -limit, limit - 1));
+    throw UsageError(fmt::format(
+        "{}: dim {} of a tensor with {} dims; expected {} to {}",
+        call.op,
+        dim,
+        rank,
+        -limit,
+        limit - 1));
   }
   return dim < 0 ? dim + limit : dim;
 }

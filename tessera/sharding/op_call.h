@@ -10,7 +10,8 @@
 
 namespace tessera {
 
-// One argument of an operator call as a rule may see it: what the decision cache's key holds, and nothing else.
+// One argument of an operator call as a rule may see it: what the decision
+// cache's key holds, and nothing else.
 struct OpArg {
   enum class Kind : uint8_t {
     kNone, // absent optional that is no tensor
@@ -26,8 +27,10 @@ struct OpArg {
     kOpaque // devices, generators, ...
   };
   Kind kind = Kind::kNone;
-  bool known = false; // kReal: the rule's table marks this argument as deciding, and `real` holds it
-  bool written = false; // kTensor, kTensorList: the operator writes into it (in place, out=, fused updates)
+  bool known = false; // kReal: the rule's table marks this argument as
+                      // deciding, and `real` holds it
+  bool written = false; // kTensor, kTensorList: the operator writes into it (in
+                        // place, out=, fused updates)
   SpecPtr tensor = nullptr; // kTensor
   std::vector<SpecPtr> tensors; // kTensorList; null where an element is absent
   int64_t integer = 0; // kInt, kBool, kDtype
@@ -36,7 +39,8 @@ struct OpArg {
   std::string text;
 };
 
-// A call of one operator on tensors of one mesh. Plain tensors appear with a replicated spec.
+// A call of one operator on tensors of one mesh. Plain tensors appear with a
+// replicated spec.
 struct OpCall {
   std::string op; // with overload: "aten::mm", "aten::sum.dim_IntList"
   DeviceMesh mesh;

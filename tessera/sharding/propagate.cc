@@ -2,29 +2,44 @@
 //
 // How a call's placements are decided.
 //
-// A rule turns a call into a Line: every dim of every operand and result is either a letter or whole (no rank can do with a part of it).
-// Dims with the same letter are cut together. `addmm` has the line +mn,mk,kn->mn. From a line all strategies for ONE mesh axis follow:
+// A rule turns a call into a Line: every dim of every operand and result is
+// either a letter or whole (no rank can do with a part of it). Dims with the
+// same letter are cut together. `addmm` has the line +mn,mk,kn->mn. From a line
+// all strategies for ONE mesh axis follow:
 //
 //  1. Everything is replicated.
-//  2. One letter is cut. Operands that have it are Shard there, the others Replicate. Results that have it are Shard. A result that
-//     lacks it is a contribution, Partial with the letter's reduction (k of addmm: sum); letters without a reduction cannot be cut
-//     then. A bias is a term of that sum and must be counted once: it becomes Partial(sum) as well.
-//  3. The call is linear in a group of operands: they are Partial(sum) or all Partial(avg), the others Replicate, and so are the results
-//     Partial. Joint linearity matters: a+b is linear in (a,b) but not in a alone, a*b is linear in a and in b but not in both.
+//  2. One letter is cut. Operands that have it are Shard there, the others
+//  Replicate. Results that have it are Shard. A result that
+//     lacks it is a contribution, Partial with the letter's reduction (k of
+//     addmm: sum); letters without a reduction cannot be cut then. A bias is a
+//     term of that sum and must be counted once: it becomes Partial(sum) as
+//     well.
+//  3. The call is linear in a group of operands: they are Partial(sum) or all
+//  Partial(avg), the others Replicate, and so are the results
+//     Partial. Joint linearity matters: a+b is linear in (a,b) but not in a
+//     alone, a*b is linear in a and in b but not in both.
 //
-// A letter is cut into steps of the unit that some operand already uses, or of 1. Views make dims that are several steps of a letter
-// long (`DimUse::scale`): flattening [6,256] is the line a,?->a with 256 elements a step, and Shard(0) becomes Shard(0, unit 256), which
-// is the same memory. Hence boundaries agree on all operands by construction, however uneven the chunks are.
+// A letter is cut into steps of the unit that some operand already uses, or
+// of 1. Views make dims that are several steps of a letter long
+// (`DimUse::scale`): flattening [6,256] is the line a,?->a with 256 elements a
+// step, and Shard(0) becomes Shard(0, unit 256), which is the same memory.
+// Hence boundaries agree on all operands by construction, however uneven the
+// chunks are.
 //
-// Not every strategy is worth a look. Where all operands are replicated on an axis, cutting something would cost little and be regretted
-// later, so only 1 remains. Letters that no operand has cut come in only when some operand must move anyway (it is Partial, or cut along
-// a whole dim). Staying Partial is only for calls that need no communication for it: nothing may be gathered for its sake. New cuts
-// must give every rank something.
+// Not every strategy is worth a look. Where all operands are replicated on an
+// axis, cutting something would cost little and be regretted later, so only 1
+// remains. Letters that no operand has cut come in only when some operand must
+// move anyway (it is Partial, or cut along a whole dim). Staying Partial is
+// only for calls that need no communication for it: nothing may be gathered for
+// its sake. New cuts must give every rank something.
 //
-// On an n-d mesh the strategies are the product over the axes. Each is priced: the redistribution of every operand, of written operands
-// back to where they were, and of contributions that the kernel must finish (the root of a norm). The cheapest wins; then the one that
-// changes fewest placements, then the one with most results sharded, then the first. All of it depends on global shapes and specs alone,
-// so all ranks decide alike. When there are too many combinations, each axis first keeps those that are cheapest by themselves.
+// On an n-d mesh the strategies are the product over the axes. Each is priced:
+// the redistribution of every operand, of written operands back to where they
+// were, and of contributions that the kernel must finish (the root of a norm).
+// The cheapest wins; then the one that changes fewest placements, then the one
+// with most results sharded, then the first. All of it depends on global shapes
+// and specs alone, so all ranks decide alike. When there are too many
+// combinations, each axis first keeps those that are cheapest by themselves.
 
 #include <c10/util/Exception.h>
 #include <tessera/base/error.h>
@@ -44,10 +59,12 @@ namespace {
 
 constexpr size_t kMostCombinations = 256;
 
-// What one mesh axis does to the tensors of a line. Parallel to its operands and results.
+// What one mesh axis does to the tensors of a line. Parallel to its operands
+// and results.
 struct AxisStrategy {
   Placements operands;
-  Placements written; // operands after the local computation; only read for written ones
+  Placements written; // operands after the local computation; only read for
+                      // written ones
   Placements results;
   bool contracted = false;
 };
@@ -79,10 +96,12 @@ Placement cut(const std::vector<DimUse>& dims, int64_t dim, int64_t unit) {
 }
 
 // Strategy 2. Nothing when a result cannot be without the letter.
-std::optional<AxisStrategy> cut_letter(const Line& line, Letter letter, int64_t unit) {
+std::optional<AxisStrategy> cut_letter(
+    const Line& line, Letter letter, int64_t unit) {
   const auto reduction = line.letters[static_cast<size_t>(letter)].reduction;
   AxisStrategy strategy = replicated(line);
-  const auto outcome = [&](const std::vector<DimUse>& dims, Placement& placement) {
+  const auto outcome = [&](const std::vector<DimUse>& dims,
+                           Placement& placement) {
     const int64_t dim = dim_of(dims, letter);
     if (dim >= 0) {
       placement = cut(dims, dim, unit);
@@ -93,12 +112,14 @@ std::optional<AxisStrategy> cut_letter(const Line& line, Letter letter, int64_t 
     return dim >= 0 || reduction.has_value();
   };
   for (size_t r = 0; r < line.results.size(); ++r) {
-    if (!line.results[r].constant && !outcome(line.results[r].dims, strategy.results[r])) {
+    if (!line.results[r].constant &&
+        !outcome(line.results[r].dims, strategy.results[r])) {
       return std::nullopt;
     }
   }
   for (size_t i = 0; i < line.operands.size(); ++i) {
-    if (line.operands[i].written && !outcome(line.operands[i].dims, strategy.written[i])) {
+    if (line.operands[i].written &&
+        !outcome(line.operands[i].dims, strategy.written[i])) {
       return std::nullopt;
     }
   }
@@ -114,7 +135,8 @@ std::optional<AxisStrategy> cut_letter(const Line& line, Letter letter, int64_t 
 }
 
 // Strategy 3.
-AxisStrategy pass_partial(const Line& line, const std::vector<int>& group, ReduceOp op) {
+AxisStrategy pass_partial(
+    const Line& line, const std::vector<int>& group, ReduceOp op) {
   AxisStrategy strategy = replicated(line);
   for (const int i : group) {
     strategy.operands[static_cast<size_t>(i)] = Partial(op);
@@ -123,7 +145,8 @@ AxisStrategy pass_partial(const Line& line, const std::vector<int>& group, Reduc
     strategy.written[i] = Partial(op);
   }
   for (size_t r = 0; r < line.results.size(); ++r) {
-    strategy.results[r] = line.results[r].constant ? Placement(Replicate()) : Placement(Partial(op));
+    strategy.results[r] = line.results[r].constant ? Placement(Replicate())
+                                                   : Placement(Partial(op));
   }
   return strategy;
 }
@@ -135,10 +158,12 @@ void add_unique(std::vector<int64_t>& values, int64_t value) {
 }
 
 // The units in which operands have the letter cut on this axis.
-std::vector<int64_t> units_in_use(const Line& line, Letter letter, size_t axis) {
+std::vector<int64_t> units_in_use(
+    const Line& line, Letter letter, size_t axis) {
   std::vector<int64_t> units;
   for (const Operand& operand : line.operands) {
-    const int64_t dim = operand.spec == nullptr ? -1 : dim_of(operand.dims, letter);
+    const int64_t dim =
+        operand.spec == nullptr ? -1 : dim_of(operand.dims, letter);
     if (dim >= 0 && current(operand, axis).is_shard(dim)) {
       const int64_t unit = current(operand, axis).unit();
       const int64_t scale = operand.dims[static_cast<size_t>(dim)].scale;
@@ -148,24 +173,34 @@ std::vector<int64_t> units_in_use(const Line& line, Letter letter, size_t axis) 
   return units;
 }
 
-// Whether some operand cannot stay as it is under any letter, so that all letters deserve a look.
+// Whether some operand cannot stay as it is under any letter, so that all
+// letters deserve a look.
 bool something_must_move(const Line& line, size_t axis) {
-  return std::any_of(line.operands.begin(), line.operands.end(), [&](const Operand& operand) {
-    if (operand.spec == nullptr || operand.shape_only) {
-      return false;
-    }
-    const Placement& placement = current(operand, axis);
-    return placement.is_partial() ||
-      (placement.is_shard() && operand.dims[static_cast<size_t>(placement.dim())].letter == kWhole);
-  });
+  return std::any_of(
+      line.operands.begin(), line.operands.end(), [&](const Operand& operand) {
+        if (operand.spec == nullptr || operand.shape_only) {
+          return false;
+        }
+        const Placement& placement = current(operand, axis);
+        return placement.is_partial() ||
+            (placement.is_shard() &&
+             operand.dims[static_cast<size_t>(placement.dim())].letter ==
+                 kWhole);
+      });
 }
 
-void add_letters(const Line& line, const DeviceMesh& mesh, size_t axis, std::vector<AxisStrategy>& strategies) {
+void add_letters(
+    const Line& line,
+    const DeviceMesh& mesh,
+    size_t axis,
+    std::vector<AxisStrategy>& strategies) {
   const int64_t ranks = mesh.size(static_cast<int64_t>(axis));
   const bool all = something_must_move(line, axis);
-  for (Letter letter = 0; letter < static_cast<Letter>(line.letters.size()); ++letter) {
+  for (Letter letter = 0; letter < static_cast<Letter>(line.letters.size());
+       ++letter) {
     std::vector<int64_t> units = units_in_use(line, letter, axis);
-    if (!units.empty() || (all && line.letters[static_cast<size_t>(letter)].extent >= ranks)) {
+    if (!units.empty() ||
+        (all && line.letters[static_cast<size_t>(letter)].extent >= ranks)) {
       add_unique(units, 1);
     }
     for (const int64_t unit : units) {
@@ -176,45 +211,57 @@ void add_letters(const Line& line, const DeviceMesh& mesh, size_t axis, std::vec
   }
 }
 
-void add_partials(const Line& line, size_t axis, std::vector<AxisStrategy>& strategies) {
+void add_partials(
+    const Line& line, size_t axis, std::vector<AxisStrategy>& strategies) {
   for (const Operand& operand : line.operands) {
-    if (operand.spec != nullptr && !operand.shape_only && current(operand, axis).is_shard()) {
+    if (operand.spec != nullptr && !operand.shape_only &&
+        current(operand, axis).is_shard()) {
       return;
     }
   }
   for (const std::vector<int>& group : line.linear) {
     std::vector<int64_t> ops;
     for (const int i : group) {
-      const Placement& placement = current(line.operands[static_cast<size_t>(i)], axis);
-      const bool passes = line.any_partial || placement.is_partial(ReduceOp::kSum) || placement.is_partial(ReduceOp::kAvg);
+      const Placement& placement =
+          current(line.operands[static_cast<size_t>(i)], axis);
+      const bool passes = line.any_partial ||
+          placement.is_partial(ReduceOp::kSum) ||
+          placement.is_partial(ReduceOp::kAvg);
       if (placement.is_partial() && passes) {
         add_unique(ops, static_cast<int64_t>(placement.op()));
       }
     }
     for (const int64_t op : ops) {
-      strategies.push_back(pass_partial(line, group, static_cast<ReduceOp>(op)));
+      strategies.push_back(
+          pass_partial(line, group, static_cast<ReduceOp>(op)));
     }
   }
 }
 
-// Operands whose values are not read keep a Partial where they would be whole anyway.
+// Operands whose values are not read keep a Partial where they would be whole
+// anyway.
 void leave_unread(const Line& line, size_t axis, AxisStrategy& strategy) {
   for (size_t i = 0; i < line.operands.size(); ++i) {
     const Operand& operand = line.operands[i];
     if (operand.spec == nullptr || !operand.shape_only) {
       continue;
     }
-    if (operand.untouched || (!strategy.operands[i].is_shard() && !current(operand, axis).is_shard())) {
+    if (operand.untouched ||
+        (!strategy.operands[i].is_shard() &&
+         !current(operand, axis).is_shard())) {
       strategy.operands[i] = current(operand, axis);
     }
   }
 }
 
-std::vector<AxisStrategy> strategies_of(const Line& line, const DeviceMesh& mesh, size_t axis) {
+std::vector<AxisStrategy> strategies_of(
+    const Line& line, const DeviceMesh& mesh, size_t axis) {
   std::vector<AxisStrategy> strategies{replicated(line)};
-  const bool moved = std::any_of(line.operands.begin(), line.operands.end(), [&](const Operand& operand) {
-    return operand.spec != nullptr && !current(operand, axis).is_replicate();
-  });
+  const bool moved = std::any_of(
+      line.operands.begin(), line.operands.end(), [&](const Operand& operand) {
+        return operand.spec != nullptr &&
+            !current(operand, axis).is_replicate();
+      });
   if (moved) {
     add_letters(line, mesh, axis, strategies);
     add_partials(line, axis, strategies);
@@ -238,11 +285,13 @@ struct Price {
     if (us < other.us - slack || us > other.us + slack) {
       return us < other.us;
     }
-    return changed != other.changed ? changed < other.changed : sharded > other.sharded;
+    return changed != other.changed ? changed < other.changed
+                                    : sharded > other.sharded;
   }
 };
 
-// Specs and costs of moving one tensor, each asked for many times during a search.
+// Specs and costs of moving one tensor, each asked for many times during a
+// search.
 class Mover {
  public:
   Mover(SpecPtr spec, const CostModel& costs) : spec_(spec), costs_(&costs) {}
@@ -266,18 +315,22 @@ class Mover {
   double there_us(const Placements& placements) {
     Move& move = to(placements);
     if (move.there < 0) {
-      move.there = move.spec == spec_ ? 0 : redistribution_us(spec_, move.spec, *costs_);
+      move.there =
+          move.spec == spec_ ? 0 : redistribution_us(spec_, move.spec, *costs_);
     }
     return move.there;
   }
   double back_us(const Placements& placements) {
     Move& move = to(placements);
     if (move.back < 0) {
-      move.back = move.spec == spec_ ? 0 : redistribution_us(move.spec, spec_, *costs_);
+      move.back =
+          move.spec == spec_ ? 0 : redistribution_us(move.spec, spec_, *costs_);
     }
     return move.back;
   }
-  SpecPtr spec() const { return spec_; }
+  SpecPtr spec() const {
+    return spec_;
+  }
 
  private:
   SpecPtr spec_;
@@ -285,7 +338,10 @@ class Mover {
   std::vector<Move> moves_;
 };
 
-Placements gather(const Combination& combination, Placements AxisStrategy::*which, size_t index) {
+Placements gather(
+    const Combination& combination,
+    Placements AxisStrategy::*which,
+    size_t index) {
   Placements placements;
   placements.reserve(combination.size());
   for (const AxisStrategy* strategy : combination) {
@@ -306,7 +362,8 @@ Placements finished(Placements placements) {
 
 class Search {
  public:
-  Search(const OpCall& call, const Line& line, const CostModel& costs) : call_(&call), line_(&line), costs_(&costs) {
+  Search(const OpCall& call, const Line& line, const CostModel& costs)
+      : call_(&call), line_(&line), costs_(&costs) {
     for (const Operand& operand : line.operands) {
       movers_.emplace_back(operand.spec, costs);
     }
@@ -326,7 +383,11 @@ class Search {
   }
 
  private:
-  void enumerate(size_t axis, Combination& combination, Combination& best, Price& best_price) {
+  void enumerate(
+      size_t axis,
+      Combination& combination,
+      Combination& best,
+      Price& best_price) {
     if (axis == strategies_.size()) {
       const Price price = price_of(combination);
       if (best.empty() || price.better_than(best_price)) {
@@ -386,16 +447,21 @@ class Search {
     const auto& sizes = line_->results[r].sizes;
     const c10::ScalarType dtype = first_spec()->dtype;
     return redistribution_us(
-      intern_contiguous(call_->mesh, raw, sizes, dtype), intern_contiguous(call_->mesh, whole, sizes, dtype), *costs_);
+        intern_contiguous(call_->mesh, raw, sizes, dtype),
+        intern_contiguous(call_->mesh, whole, sizes, dtype),
+        *costs_);
   }
 
   SpecPtr first_spec() const {
-    const auto found =
-      std::find_if(line_->operands.begin(), line_->operands.end(), [](const Operand& operand) { return operand.spec != nullptr; });
+    const auto found = std::find_if(
+        line_->operands.begin(),
+        line_->operands.end(),
+        [](const Operand& operand) { return operand.spec != nullptr; });
     return found->spec;
   }
 
-  // Keeps the product of the axes' strategies small: on each axis those that cost least when the other axes stay replicated strategies.
+  // Keeps the product of the axes' strategies small: on each axis those that
+  // cost least when the other axes stay replicated strategies.
   void prune() {
     size_t product = 1;
     for (const auto& axis : strategies_) {
@@ -404,7 +470,9 @@ class Search {
     if (product <= kMostCombinations) {
       return;
     }
-    const double root = std::pow(static_cast<double>(kMostCombinations), 1.0 / static_cast<double>(strategies_.size()));
+    const double root = std::pow(
+        static_cast<double>(kMostCombinations),
+        1.0 / static_cast<double>(strategies_.size()));
     const size_t keep = std::max<size_t>(2, static_cast<size_t>(root));
     for (size_t axis = 0; axis < strategies_.size(); ++axis) {
       keep_cheapest(axis, keep);
@@ -417,7 +485,10 @@ class Search {
     for (size_t s = 0; s < all.size(); ++s) {
       ranked.emplace_back(price_alone(axis, all[s]), s);
     }
-    std::stable_sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) { return a.first.better_than(b.first); });
+    std::stable_sort(
+        ranked.begin(), ranked.end(), [](const auto& a, const auto& b) {
+          return a.first.better_than(b.first);
+        });
     std::vector<AxisStrategy> kept;
     for (size_t s = 0; s < std::min(keep, ranked.size()); ++s) {
       kept.push_back(all[ranked[s].second]);
@@ -449,17 +520,31 @@ class Search {
     Decision out;
     for (size_t i = 0; i < movers_.size(); ++i) {
       const bool present = movers_[i].spec() != nullptr;
-      out.inputs.push_back(present ? movers_[i].to(gather(best, &AxisStrategy::operands, i)).spec : nullptr);
+      out.inputs.push_back(
+          present ? movers_[i].to(gather(best, &AxisStrategy::operands, i)).spec
+                  : nullptr);
       const bool written = present && line_->operands[i].written;
-      out.written.push_back(written ? movers_[i].to(gather(best, &AxisStrategy::written, i)).spec : nullptr);
+      out.written.push_back(
+          written ? movers_[i].to(gather(best, &AxisStrategy::written, i)).spec
+                  : nullptr);
     }
     for (size_t r = 0; r < line_->results.size(); ++r) {
       const Result& result = line_->results[r];
       const Placements raw = gather(best, &AxisStrategy::results, r);
-      out.outputs.push_back({raw, line_->finished ? finished(raw) : raw, result.sizes, result.strides, result.sizes_known});
+      out.outputs.push_back(
+          {raw,
+           line_->finished ? finished(raw) : raw,
+           result.sizes,
+           result.strides,
+           result.sizes_known});
     }
-    const bool contracted = std::any_of(best.begin(), best.end(), [](const AxisStrategy* s) { return s->contracted; });
-    out.kernel = contracted && line_->kernel_when_contracted != LocalKernel::kOp ? line_->kernel_when_contracted : line_->kernel;
+    const bool contracted =
+        std::any_of(best.begin(), best.end(), [](const AxisStrategy* s) {
+          return s->contracted;
+        });
+    out.kernel = contracted && line_->kernel_when_contracted != LocalKernel::kOp
+        ? line_->kernel_when_contracted
+        : line_->kernel;
     out.numbers = line_->numbers;
     if (out.kernel != LocalKernel::kOp) {
       out.edits = line_->kernel_edits;
@@ -475,11 +560,20 @@ class Search {
       return;
     }
     const OutputDecision& first = out.outputs.front();
-    const auto strides = first.strides.empty() ? contiguous_strides(first.sizes) : first.strides;
-    const SpecPtr local = intern(call_->mesh, first.placements, first.sizes, strides, first_spec()->dtype);
+    const auto strides =
+        first.strides.empty() ? contiguous_strides(first.sizes) : first.strides;
+    const SpecPtr local = intern(
+        call_->mesh,
+        first.placements,
+        first.sizes,
+        strides,
+        first_spec()->dtype);
     for (const LocalEdit& edit : line_->edits) {
       const bool sizes = edit.what == LocalEdit::What::kSizes;
-      out.edits.push_back({edit.arg, sizes ? local->local_sizes : dense_strides(local->local_sizes, strides)});
+      out.edits.push_back(
+          {edit.arg,
+           sizes ? local->local_sizes
+                 : dense_strides(local->local_sizes, strides)});
     }
   }
 
@@ -490,12 +584,22 @@ class Search {
   std::vector<std::vector<AxisStrategy>> strategies_;
 };
 
-// A call whose parts decide for themselves. What belongs to no part is replicated.
-Decision propagate_parts(const OpCall& call, const std::vector<Part>& parts, const CostModel& costs) {
+// A call whose parts decide for themselves. What belongs to no part is
+// replicated.
+Decision propagate_parts(
+    const OpCall& call,
+    const std::vector<Part>& parts,
+    const CostModel& costs) {
   Decision all;
   for (const Operand& operand : operands_of(call)) {
-    all.inputs.push_back(operand.spec == nullptr ? nullptr : with_placements(operand.spec, Placements(operand.spec->placements.size())));
-    all.written.push_back(operand.spec != nullptr && operand.written ? all.inputs.back() : nullptr);
+    all.inputs.push_back(
+        operand.spec == nullptr
+            ? nullptr
+            : with_placements(
+                  operand.spec, Placements(operand.spec->placements.size())));
+    all.written.push_back(
+        operand.spec != nullptr && operand.written ? all.inputs.back()
+                                                   : nullptr);
   }
   for (const Part& part : parts) {
     const Decision one = Search(call, part.line, costs).run();
@@ -503,7 +607,8 @@ Decision propagate_parts(const OpCall& call, const std::vector<Part>& parts, con
       all.inputs[part.positions[i]] = one.inputs[i];
       all.written[part.positions[i]] = one.written[i];
     }
-    all.outputs.insert(all.outputs.end(), one.outputs.begin(), one.outputs.end());
+    all.outputs.insert(
+        all.outputs.end(), one.outputs.begin(), one.outputs.end());
     all.kernel = one.kernel == LocalKernel::kOp ? all.kernel : one.kernel;
     all.numbers = one.numbers.empty() ? all.numbers : one.numbers;
   }
@@ -516,9 +621,11 @@ Decision propagate_parts(const OpCall& call, const std::vector<Part>& parts, con
 Decision propagate(const OpCall& call, const CostModel& costs) {
   const rules::Rule* rule = rules::find_rule(call.op);
   if (rule != nullptr && rule->table->parts != nullptr) {
-    return rules::propagate_parts(call, rule->table->parts(*rule->row, call), costs);
+    return rules::propagate_parts(
+        call, rule->table->parts(*rule->row, call), costs);
   }
-  rules::Line line = rule == nullptr ? rules::replicate(call) : rule->table->build(*rule->row, call);
+  rules::Line line = rule == nullptr ? rules::replicate(call)
+                                     : rule->table->build(*rule->row, call);
   line.fallback = rule == nullptr;
   return rules::Search(call, line, costs).run();
 }

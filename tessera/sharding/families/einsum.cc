@@ -2,20 +2,27 @@
 //
 // Operators whose dims say everything. The notation of a row:
 //
-//   mk,kn->mn    one item per tensor argument in schema order, then one per result; each letter is a dim
-//   M            an upper-case letter is a dim that stays whole
-//   h, g         heads of queries and of keys: one letter of g's extent; h is a whole multiple of it (grouped queries) and so long in steps
-//   ...          any number of leading dims, a letter each, the same in all items
-//   *            the trailing dims that `dims` names (a list argument whose length counts), all whole
+//   mk,kn->mn    one item per tensor argument in schema order, then one per
+//   result; each letter is a dim M            an upper-case letter is a dim
+//   that stays whole h, g         heads of queries and of keys: one letter of
+//   g's extent; h is a whole multiple of it (grouped queries) and so long in
+//   steps
+//   ...          any number of leading dims, a letter each, the same in all
+//   items
+//   *            the trailing dims that `dims` names (a list argument whose
+//   length counts), all whole
 //   -            as many dims of extent 1 as * has
 //   1            a dim of extent 1
-//   _            whole whatever its rank; as a result: the same on all ranks, sizes known only from the local result
-//   +x           a term of the sum over contracted letters, broadcast from the right (a bias)
-//   ~x           broadcast from the right (a mask)
-//   x@y          the result lies in memory in the order of dims y, outermost first; x@0: in the order of the first operand's dims
+//   _            whole whatever its rank; as a result: the same on all ranks,
+//   sizes known only from the local result +x           a term of the sum over
+//   contracted letters, broadcast from the right (a bias) ~x broadcast from the
+//   right (a mask) x@y          the result lies in memory in the order of dims
+//   y, outermost first; x@0: in the order of the first operand's dims
 //
-// A letter that a result lacks is contracted: the results are sums. An upper-case letter that stands in results only has the extent that the
-// integer argument `dims` gives; where that is no argument, only the local result knows it.
+// A letter that a result lacks is contracted: the results are sums. An
+// upper-case letter that stands in results only has the extent that the integer
+// argument `dims` gives; where that is no argument, only the local result knows
+// it.
 #include <fmt/format.h>
 #include <tessera/base/error.h>
 #include <tessera/sharding/families.h>
@@ -27,57 +34,82 @@
 namespace tessera::rules {
 namespace {
 
-// Row::mode: the bool argument of this schema position, when true, forbids that indices are cut; 0 for none.
-// Reads: ops, notation, linear, dims, mode, results (0: none; else the notation counts).
+// Row::mode: the bool argument of this schema position, when true, forbids that
+// indices are cut; 0 for none. Reads: ops, notation, linear, dims, mode,
+// results (0: none; else the notation counts).
 constexpr Row kRows[] = {
-  // Matrix products.
-  {.ops = "mm{,.out}", .notation = "mk,kn->mn", .linear = "0,1"},
-  {.ops = "addmm{,_,.out}", .notation = "+mn,mk,kn->mn", .linear = "01,02"},
-  {.ops = "bmm{,.out}", .notation = "bmk,bkn->bmn", .linear = "0,1"},
-  {.ops = "baddbmm{,_,.out}", .notation = "+bmn,bmk,bkn->bmn", .linear = "01,02"},
-  {.ops = "addbmm{,_,.out}", .notation = "+mn,bmk,bkn->mn", .linear = "01,02"},
-  {.ops = "mv{,.out}", .notation = "mk,k->m", .linear = "0,1"},
-  {.ops = "addmv{,_,.out}", .notation = "+m,mk,k->m", .linear = "01,02"},
-  {.ops = "addr{,_,.out}", .notation = "+mn,m,n->mn", .linear = "01,02"},
-  {.ops = "dot{,.out}", .notation = "k,k->", .linear = "0,1"},
-  {.ops = "vdot", .notation = "k,k->", .linear = "0,1"},
-  {.ops = "linear{,.out}", .notation = "...k,nk,+n->...n", .linear = "02,12"},
+    // Matrix products.
+    {.ops = "mm{,.out}", .notation = "mk,kn->mn", .linear = "0,1"},
+    {.ops = "addmm{,_,.out}", .notation = "+mn,mk,kn->mn", .linear = "01,02"},
+    {.ops = "bmm{,.out}", .notation = "bmk,bkn->bmn", .linear = "0,1"},
+    {.ops = "baddbmm{,_,.out}",
+     .notation = "+bmn,bmk,bkn->bmn",
+     .linear = "01,02"},
+    {.ops = "addbmm{,_,.out}",
+     .notation = "+mn,bmk,bkn->mn",
+     .linear = "01,02"},
+    {.ops = "mv{,.out}", .notation = "mk,k->m", .linear = "0,1"},
+    {.ops = "addmv{,_,.out}", .notation = "+m,mk,k->m", .linear = "01,02"},
+    {.ops = "addr{,_,.out}", .notation = "+mn,m,n->mn", .linear = "01,02"},
+    {.ops = "dot{,.out}", .notation = "k,k->", .linear = "0,1"},
+    {.ops = "vdot", .notation = "k,k->", .linear = "0,1"},
+    {.ops = "linear{,.out}", .notation = "...k,nk,+n->...n", .linear = "02,12"},
 
-  // Tables of vectors.
-  {.ops = "embedding", .notation = "Vd,...->...d", .linear = "0"},
-  {.ops = "embedding_dense_backward", .notation = "...d,...->Vd", .linear = "0", .dims = 2, .mode = 4},
+    // Tables of vectors.
+    {.ops = "embedding", .notation = "Vd,...->...d", .linear = "0"},
+    {.ops = "embedding_dense_backward",
+     .notation = "...d,...->Vd",
+     .linear = "0",
+     .dims = 2,
+     .mode = 4},
 
-  // Normalisation over the trailing dims.
-  {.ops = "native_layer_norm", .notation = "...*,~*,~*->...*,...-,...-", .dims = 1},
-  {.ops = "native_layer_norm_backward", .notation = "...*,...*,...-,...-,~*,~*->...*,*,*", .linear = "0", .dims = 2},
-  {.ops = "_fused_rms_norm", .notation = "...*,~*->...*,...-", .dims = 1},
-  {.ops = "_fused_rms_norm_backward", .notation = "...*,...*,...-,~*->...*,*", .linear = "0", .dims = 2},
-  {.ops = "rms_norm", .notation = "...*,~*->...*", .dims = 1},
+    // Normalisation over the trailing dims.
+    {.ops = "native_layer_norm",
+     .notation = "...*,~*,~*->...*,...-,...-",
+     .dims = 1},
+    {.ops = "native_layer_norm_backward",
+     .notation = "...*,...*,...-,...-,~*,~*->...*,*,*",
+     .linear = "0",
+     .dims = 2},
+    {.ops = "_fused_rms_norm", .notation = "...*,~*->...*,...-", .dims = 1},
+    {.ops = "_fused_rms_norm_backward",
+     .notation = "...*,...*,...-,~*->...*,*",
+     .linear = "0",
+     .dims = 2},
+    {.ops = "rms_norm", .notation = "...*,~*->...*", .dims = 1},
 
-  // Attention: query, key, value, then what the kernels differ in.
-  {.ops = "_scaled_dot_product_flash_attention_for_cpu", .notation = "bhLE,bgSE,bgSF,~bhLS->bhLF@0,bhL@bLh"},
-  {.ops = "_scaled_dot_product_flash_attention_for_cpu_backward",
-   .notation = "bhLF,bhLE,bgSE,bgSF,bhLF,bhL,~bhLS->bhLE@bLhE,bgSE@bSgE,bgSF@bSgF",
-   .linear = "0"},
-  {.ops = "_scaled_dot_product_flash_attention", .notation = "bhLE,bgSE,bgSF->bhLF@0,bhL,_,_,_,_,_"},
-  {.ops = "_scaled_dot_product_flash_attention_backward",
-   .notation = "bhLF,bhLE,bgSE,bgSF,bhLF,bhL,_,_,_,_->bhLE@bLhE,bgSE@bSgE,bgSF@bSgF",
-   .linear = "0"},
-  {.ops = "_scaled_dot_product_efficient_attention", .notation = "bhLE,bgSE,bgSF,~bhLS->bhLF@bLhF,bhU,_,_"},
-  {.ops = "_scaled_dot_product_efficient_attention_backward",
-   .notation = "bhLF,bhLE,bgSE,bgSF,~bhLS,bhLF,bhU,_,_->bhLE@bLhE,bgSE@bSgE,bgSF@bSgF,bhLS",
-   .linear = "0"},
-  {.ops = "_scaled_dot_product_cudnn_attention", .notation = "bhLE,bgSE,bgSF,~bhLS->bhLF@0,bhU1,_,_,_,_,_"},
-  {.ops = "_scaled_dot_product_cudnn_attention_backward",
-   .notation = "bhLF,bhLE,bgSE,bgSF,bhLF,bhU1,_,_,~bhLS,_,_->bhLE@bLhE,bgSE@bSgE,bgSF@bSgF",
-   .linear = "0"},
+    // Attention: query, key, value, then what the kernels differ in.
+    {.ops = "_scaled_dot_product_flash_attention_for_cpu",
+     .notation = "bhLE,bgSE,bgSF,~bhLS->bhLF@0,bhL@bLh"},
+    {.ops = "_scaled_dot_product_flash_attention_for_cpu_backward",
+     .notation =
+         "bhLF,bhLE,bgSE,bgSF,bhLF,bhL,~bhLS->bhLE@bLhE,bgSE@bSgE,bgSF@bSgF",
+     .linear = "0"},
+    {.ops = "_scaled_dot_product_flash_attention",
+     .notation = "bhLE,bgSE,bgSF->bhLF@0,bhL,_,_,_,_,_"},
+    {.ops = "_scaled_dot_product_flash_attention_backward",
+     .notation =
+         "bhLF,bhLE,bgSE,bgSF,bhLF,bhL,_,_,_,_->bhLE@bLhE,bgSE@bSgE,bgSF@bSgF",
+     .linear = "0"},
+    {.ops = "_scaled_dot_product_efficient_attention",
+     .notation = "bhLE,bgSE,bgSF,~bhLS->bhLF@bLhF,bhU,_,_"},
+    {.ops = "_scaled_dot_product_efficient_attention_backward",
+     .notation = "bhLF,bhLE,bgSE,bgSF,~bhLS,bhLF,bhU,_,_->bhLE@bLhE,bgSE@bSgE,"
+                 "bgSF@bSgF,bhLS",
+     .linear = "0"},
+    {.ops = "_scaled_dot_product_cudnn_attention",
+     .notation = "bhLE,bgSE,bgSF,~bhLS->bhLF@0,bhU1,_,_,_,_,_"},
+    {.ops = "_scaled_dot_product_cudnn_attention_backward",
+     .notation = "bhLF,bhLE,bgSE,bgSF,bhLF,bhU1,_,_,~bhLS,_,_->bhLE@bLhE,bgSE@"
+                 "bSgE,bgSF@bSgF",
+     .linear = "0"},
 
-  // Values that leave the tensor world.
-  {.ops = "_local_scalar_dense", .notation = "_->", .results = 0},
-  {.ops = "item", .notation = "_->", .results = 0},
-  {.ops = "is_nonzero", .notation = "_->", .results = 0},
-  {.ops = "equal", .notation = "_,_->", .results = 0},
-  {.ops = "allclose", .notation = "_,_->", .results = 0},
+    // Values that leave the tensor world.
+    {.ops = "_local_scalar_dense", .notation = "_->", .results = 0},
+    {.ops = "item", .notation = "_->", .results = 0},
+    {.ops = "is_nonzero", .notation = "_->", .results = 0},
+    {.ops = "equal", .notation = "_,_->", .results = 0},
+    {.ops = "allclose", .notation = "_,_->", .results = 0},
 };
 
 // A dim of an item after "...", * and - are spelled out.
@@ -120,7 +152,8 @@ std::vector<Item> parse_items(std::string_view text) {
   while (!text.empty()) {
     const size_t comma = text.find(',');
     items.push_back(parse_item(text.substr(0, comma)));
-    text = comma == std::string_view::npos ? std::string_view() : text.substr(comma + 1);
+    text = comma == std::string_view::npos ? std::string_view()
+                                           : text.substr(comma + 1);
   }
   return items;
 }
@@ -136,7 +169,11 @@ class Einsum {
     }
     line_.operands = operands_of(call);
     if (line_.operands.size() < arguments_.size()) {
-      throw UsageError(fmt::format("{}: got {} tensors, expected {}", call.op, line_.operands.size(), arguments_.size()));
+      throw UsageError(fmt::format(
+          "{}: got {} tensors, expected {}",
+          call.op,
+          line_.operands.size(),
+          arguments_.size()));
     }
     count_dims();
     measure();
@@ -152,7 +189,8 @@ class Einsum {
         continue;
       }
       const bool receives = i >= arguments_.size();
-      const Item& item = receives ? results_[i - arguments_.size()] : arguments_[i];
+      const Item& item =
+          receives ? results_[i - arguments_.size()] : arguments_[i];
       operand.additive = item.additive;
       operand.shape_only = receives;
       if (!item.anything) {
@@ -170,11 +208,13 @@ class Einsum {
   // How many dims "..." and * stand for.
   void count_dims() {
     if (row_->notation.find('*') != std::string_view::npos) {
-      trailing_ = static_cast<int>(call_->args[static_cast<size_t>(row_->dims)].ints.size());
+      trailing_ = static_cast<int>(
+          call_->args[static_cast<size_t>(row_->dims)].ints.size());
     }
     for (size_t i = 0; i < arguments_.size(); ++i) {
       const Item& item = arguments_[i];
-      if (line_.operands[i].spec != nullptr && !item.broadcast && item.dims.starts_with("...")) {
+      if (line_.operands[i].spec != nullptr && !item.broadcast &&
+          item.dims.starts_with("...")) {
         const auto rank = static_cast<int>(line_.operands[i].spec->dim());
         leading_ = std::max(0, rank - static_cast<int>(spell(item).size()));
         return;
@@ -193,21 +233,30 @@ class Einsum {
     }
     for (const char c : text) {
       for (int i = 0; i < (c == '*' || c == '-' ? trailing_ : 1); ++i) {
-        symbols.push_back(c == '*' ? kTrailing + i : c == '-' || c == '1' ? kOne : static_cast<Symbol>(c));
+        symbols.push_back(
+            c == '*'                   ? kTrailing + i
+                : c == '-' || c == '1' ? kOne
+                                       : static_cast<Symbol>(c));
       }
     }
     return symbols;
   }
 
-  // The symbols of an operand's own dims: fewer than its item's when it is broadcast.
+  // The symbols of an operand's own dims: fewer than its item's when it is
+  // broadcast.
   std::vector<Symbol> spell(const Item& item, const TensorSpec& spec) const {
     std::vector<Symbol> symbols = spell(item);
     const auto rank = static_cast<size_t>(spec.dim());
     if (item.broadcast && rank < symbols.size()) {
-      symbols.erase(symbols.begin(), symbols.end() - static_cast<std::ptrdiff_t>(rank));
+      symbols.erase(
+          symbols.begin(), symbols.end() - static_cast<std::ptrdiff_t>(rank));
     }
     if (rank != symbols.size()) {
-      throw UsageError(fmt::format("{}: a tensor has {} dims, expected {}", call_->op, rank, symbols.size()));
+      throw UsageError(fmt::format(
+          "{}: a tensor has {} dims, expected {}",
+          call_->op,
+          rank,
+          symbols.size()));
     }
     return symbols;
   }
@@ -215,10 +264,17 @@ class Einsum {
   void measure() {
     measure_arguments(false);
     measure_arguments(true);
-    for (const Item& item : results_) { // extents that an argument gives, or nobody
-      for (const Symbol symbol : item.anything ? std::vector<Symbol>() : spell(item)) {
-        const OpArg* arg = row_->dims < 0 ? nullptr : &call_->args[static_cast<size_t>(row_->dims)];
-        extents_.emplace(symbol, arg != nullptr && arg->kind == OpArg::Kind::kInt ? arg->integer : -1);
+    for (const Item& item :
+         results_) { // extents that an argument gives, or nobody
+      for (const Symbol symbol :
+           item.anything ? std::vector<Symbol>() : spell(item)) {
+        const OpArg* arg = row_->dims < 0
+            ? nullptr
+            : &call_->args[static_cast<size_t>(row_->dims)];
+        extents_.emplace(
+            symbol,
+            arg != nullptr && arg->kind == OpArg::Kind::kInt ? arg->integer
+                                                             : -1);
       }
     }
     extents_[kOne] = 1;
@@ -227,7 +283,8 @@ class Einsum {
   void measure_arguments(bool broadcast) {
     for (size_t i = 0; i < arguments_.size(); ++i) {
       const SpecPtr spec = line_.operands[i].spec;
-      if (spec == nullptr || arguments_[i].anything || arguments_[i].broadcast != broadcast) {
+      if (spec == nullptr || arguments_[i].anything ||
+          arguments_[i].broadcast != broadcast) {
         continue;
       }
       const auto symbols = spell(arguments_[i], *spec);
@@ -239,21 +296,31 @@ class Einsum {
 
   void measure(const Item& item, Symbol symbol, int64_t extent) {
     const auto [known, fresh] = extents_.emplace(symbol, extent);
-    if (!fresh && known->second != extent && symbol != kOne && !(item.broadcast && extent == 1)) {
-      throw UsageError(fmt::format("{}: sizes {} and {} of one dim do not match ({})", call_->op, known->second, extent, row_->notation));
+    if (!fresh && known->second != extent && symbol != kOne &&
+        !(item.broadcast && extent == 1)) {
+      throw UsageError(fmt::format(
+          "{}: sizes {} and {} of one dim do not match ({})",
+          call_->op,
+          known->second,
+          extent,
+          row_->notation));
     }
   }
 
   void make_letters() {
-    const bool no_index_cut = row_->mode > 0 && call_->args[static_cast<size_t>(row_->mode)].integer != 0;
+    const bool no_index_cut = row_->mode > 0 &&
+        call_->args[static_cast<size_t>(row_->mode)].integer != 0;
     for (const auto& [symbol, extent] : extents_) {
       if (is_letter(symbol) && !(no_index_cut && symbol >= kLeading)) {
         uses_[symbol] = {line_.add_letter(extent, ReduceOp::kSum), 1};
       }
     }
     if (uses_.contains('g') && uses_.contains('h')) {
-      const bool whole = extents_['g'] > 0 && extents_['h'] % extents_['g'] == 0;
-      uses_['h'] = whole ? DimUse{uses_['g'].letter, extents_['h'] / extents_['g']} : DimUse();
+      const bool whole =
+          extents_['g'] > 0 && extents_['h'] % extents_['g'] == 0;
+      uses_['h'] = whole
+          ? DimUse{uses_['g'].letter, extents_['h'] / extents_['g']}
+          : DimUse();
     }
   }
 
@@ -291,13 +358,17 @@ class Einsum {
     return result;
   }
 
-  std::vector<int64_t> strides_in_order(const Item& item, const std::vector<int64_t>& sizes) const {
+  std::vector<int64_t> strides_in_order(
+      const Item& item, const std::vector<int64_t>& sizes) const {
     std::vector<int64_t> rank(sizes.size()); // larger lies further out
     for (size_t d = 0; d < sizes.size(); ++d) {
-      rank[d] = static_cast<int64_t>(item.order.size() - item.order.find(item.dims[d]));
+      rank[d] = static_cast<int64_t>(
+          item.order.size() - item.order.find(item.dims[d]));
     }
-    const auto strides = dense_strides(sizes, item.order == "0" ? line_.operands[0].spec->strides : rank);
-    return strides == contiguous_strides(sizes) ? std::vector<int64_t>() : strides;
+    const auto strides = dense_strides(
+        sizes, item.order == "0" ? line_.operands[0].spec->strides : rank);
+    return strides == contiguous_strides(sizes) ? std::vector<int64_t>()
+                                                : strides;
   }
 
   const Row* row_;

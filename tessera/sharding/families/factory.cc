@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Fresh tensors shaped like another one, and random numbers. The other tensor's values are not read: a Partial is not reduced for its shape.
+// Fresh tensors shaped like another one, and random numbers. The other tensor's
+// values are not read: a Partial is not reduced for its shape.
 #include <c10/core/MemoryFormat.h>
 #include <tessera/sharding/families.h>
 
@@ -13,27 +14,29 @@ namespace {
 enum Mode : int {
   kEmptyLike, // keeps every placement
   kFillLike, // of a Partial: replicated
-  kNewEmpty, // with the sizes of argument 1; where they are the input's own, as *_like
+  kNewEmpty, // with the sizes of argument 1; where they are the input's own, as
+             // *_like
   kNewEmptyStrided, // with the strides of argument 2 too
   kNewFilled
 };
 
 // Reads: ops, mode.
 constexpr Row kRows[] = {
-  {.ops = "empty_like", .mode = kEmptyLike},
-  {.ops = "zeros_like", .mode = kFillLike},
-  {.ops = "ones_like", .mode = kFillLike},
-  {.ops = "full_like", .mode = kFillLike},
-  {.ops = "new_empty", .mode = kNewEmpty},
-  {.ops = "new_empty_strided", .mode = kNewEmptyStrided},
-  {.ops = "new_zeros", .mode = kNewFilled},
-  {.ops = "new_ones", .mode = kNewFilled},
-  {.ops = "new_full", .mode = kNewFilled},
+    {.ops = "empty_like", .mode = kEmptyLike},
+    {.ops = "zeros_like", .mode = kFillLike},
+    {.ops = "ones_like", .mode = kFillLike},
+    {.ops = "full_like", .mode = kFillLike},
+    {.ops = "new_empty", .mode = kNewEmpty},
+    {.ops = "new_empty_strided", .mode = kNewEmptyStrided},
+    {.ops = "new_zeros", .mode = kNewFilled},
+    {.ops = "new_ones", .mode = kNewFilled},
+    {.ops = "new_full", .mode = kNewFilled},
 };
 
 bool asks_for_contiguous(const OpCall& call) {
   const OpArg& format = call.args.back();
-  return format.kind == OpArg::Kind::kDtype && format.integer == static_cast<int64_t>(c10::MemoryFormat::Contiguous);
+  return format.kind == OpArg::Kind::kDtype &&
+      format.integer == static_cast<int64_t>(c10::MemoryFormat::Contiguous);
 }
 
 Line like(const OpCall& call) {
@@ -46,7 +49,8 @@ Line like(const OpCall& call) {
   return line;
 }
 
-// Result 0 with the sizes (and strides) that the call names, which become this rank's.
+// Result 0 with the sizes (and strides) that the call names, which become this
+// rank's.
 void take_sizes(Line& line, const OpCall& call, bool strided) {
   Result& result = line.results[0];
   result.sizes = call.args[1].ints;
@@ -71,28 +75,31 @@ Line build_factory(const Row& row, const OpCall& call) {
   if (fresh) {
     take_sizes(line, call, row.mode == kNewEmptyStrided);
   }
-  if (same && (row.mode == kEmptyLike || row.mode == kNewEmpty || row.mode == kNewEmptyStrided)) {
+  if (same &&
+      (row.mode == kEmptyLike || row.mode == kNewEmpty ||
+       row.mode == kNewEmptyStrided)) {
     line.linear = {{0}};
     line.any_partial = true;
   }
   return line;
 }
 
-// Reads: ops, mode (0: the values of the first operand are not read; 1: they are probabilities or what is dropped from), results.
+// Reads: ops, mode (0: the values of the first operand are not read; 1: they
+// are probabilities or what is dropped from), results.
 constexpr Row kRandomRows[] = {
-  {.ops = "native_dropout", .mode = 1, .results = 2},
-  {.ops = "bernoulli{,.out}", .mode = 1},
-  {.ops = "bernoulli{.p,_.float,_.Tensor}"},
-  {.ops = "cauchy_"},
-  {.ops = "exponential_"},
-  {.ops = "geometric_"},
-  {.ops = "log_normal_"},
-  {.ops = "normal_"},
-  {.ops = "rand_like"},
-  {.ops = "randint_like{,.low_dtype}"},
-  {.ops = "randn_like"},
-  {.ops = "random_{,.from,.to}"},
-  {.ops = "uniform_"},
+    {.ops = "native_dropout", .mode = 1, .results = 2},
+    {.ops = "bernoulli{,.out}", .mode = 1},
+    {.ops = "bernoulli{.p,_.float,_.Tensor}"},
+    {.ops = "cauchy_"},
+    {.ops = "exponential_"},
+    {.ops = "geometric_"},
+    {.ops = "log_normal_"},
+    {.ops = "normal_"},
+    {.ops = "rand_like"},
+    {.ops = "randint_like{,.low_dtype}"},
+    {.ops = "randn_like"},
+    {.ops = "random_{,.from,.to}"},
+    {.ops = "uniform_"},
 };
 
 Line build_random(const Row& row, const OpCall& call) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Operators that pick, place or repeat along one dim. That dim stays whole; along the others they are pointwise.
+// Operators that pick, place or repeat along one dim. That dim stays whole;
+// along the others they are pointwise.
 #include <fmt/format.h>
 #include <tessera/base/error.h>
 #include <tessera/sharding/families.h>
@@ -17,24 +18,25 @@ enum Mode : int {
   kSelect, // the index is a vector and takes the place of the dim
   kAdd, // the index is a vector; the source has the dims of self
   kTopk, // the result has the extent of argument 1 there
-  kGrow, // gradient of a slice or of a selected element: the result has the sizes of argument 1
+  kGrow, // gradient of a slice or of a selected element: the result has the
+         // sizes of argument 1
   kPad, // pairs of paddings from the last dim on
   kRepeat
 };
 
 // Reads: ops, linear, dims (argument), decides, mode, results.
 constexpr Row kRows[] = {
-  {.ops = "gather", .linear = "0", .dims = 1, .mode = kGather},
-  {.ops = "scatter{.src,_.src}", .linear = "02", .dims = 1, .mode = kScatter},
-  {.ops = "scatter{.value,_.value}", .dims = 1, .mode = kScatter},
-  {.ops = "scatter_add{,_}", .linear = "02", .dims = 1, .mode = kScatter},
-  {.ops = "index_select", .linear = "0", .dims = 1, .mode = kSelect},
-  {.ops = "index_add{,_}", .linear = "02", .dims = 1, .mode = kAdd},
-  {.ops = "topk", .dims = 2, .mode = kTopk, .results = 2},
-  {.ops = "slice_backward", .linear = "0", .dims = 2, .mode = kGrow},
-  {.ops = "select_backward", .linear = "0", .dims = 2, .mode = kGrow},
-  {.ops = "constant_pad_nd", .linear = "0", .decides = 2, .mode = kPad},
-  {.ops = "repeat", .linear = "0", .mode = kRepeat},
+    {.ops = "gather", .linear = "0", .dims = 1, .mode = kGather},
+    {.ops = "scatter{.src,_.src}", .linear = "02", .dims = 1, .mode = kScatter},
+    {.ops = "scatter{.value,_.value}", .dims = 1, .mode = kScatter},
+    {.ops = "scatter_add{,_}", .linear = "02", .dims = 1, .mode = kScatter},
+    {.ops = "index_select", .linear = "0", .dims = 1, .mode = kSelect},
+    {.ops = "index_add{,_}", .linear = "02", .dims = 1, .mode = kAdd},
+    {.ops = "topk", .dims = 2, .mode = kTopk, .results = 2},
+    {.ops = "slice_backward", .linear = "0", .dims = 2, .mode = kGrow},
+    {.ops = "select_backward", .linear = "0", .dims = 2, .mode = kGrow},
+    {.ops = "constant_pad_nd", .linear = "0", .decides = 2, .mode = kPad},
+    {.ops = "repeat", .linear = "0", .mode = kRepeat},
 };
 
 using Ints = std::vector<int64_t>;
@@ -46,13 +48,18 @@ Result result_of(const Ints& sizes, const std::vector<DimUse>& dims) {
   return result;
 }
 
-// Letters for the dims of the first operand other than `dim`, where every operand of the same rank is as long.
+// Letters for the dims of the first operand other than `dim`, where every
+// operand of the same rank is as long.
 void letter_others(Line& line, size_t dim) {
   const size_t rank = line.operands[0].dims.size();
   for (size_t d = 0; d < rank; ++d) {
-    const bool equal = std::all_of(line.operands.begin(), line.operands.end(), [&](const Operand& operand) {
-      return operand.spec != nullptr && operand.dims.size() == rank && operand.spec->sizes[d] == line.operands[0].spec->sizes[d];
-    });
+    const bool equal = std::all_of(
+        line.operands.begin(),
+        line.operands.end(),
+        [&](const Operand& operand) {
+          return operand.spec != nullptr && operand.dims.size() == rank &&
+              operand.spec->sizes[d] == line.operands[0].spec->sizes[d];
+        });
     if (d == dim || !equal) {
       continue;
     }
@@ -109,7 +116,9 @@ Result picked(Line& line, const Row& row, const OpCall& call, size_t dim) {
 Result added(Line& line, size_t dim) {
   Operand& self = line.operands[0];
   Operand& source = line.operands[2];
-  for (size_t d = 0; d < self.dims.size() && source.dims.size() == self.dims.size(); ++d) {
+  for (size_t d = 0;
+       d < self.dims.size() && source.dims.size() == self.dims.size();
+       ++d) {
     if (d != dim && self.spec->sizes[d] == source.spec->sizes[d]) {
       self.dims[d].letter = line.add_letter(self.spec->sizes[d]);
       source.dims[d] = self.dims[d];
@@ -120,7 +129,10 @@ Result added(Line& line, size_t dim) {
 
 Result grown(Line& line, const Row& row, const OpCall& call) {
   const Ints& sizes = call.args[1].ints;
-  const auto dim = static_cast<size_t>(wrap_dim(call, call.args[static_cast<size_t>(row.dims)].integer, static_cast<int64_t>(sizes.size())));
+  const auto dim = static_cast<size_t>(wrap_dim(
+      call,
+      call.args[static_cast<size_t>(row.dims)].integer,
+      static_cast<int64_t>(sizes.size())));
   Operand& grad = line.operands[0];
   std::vector<DimUse> dims(sizes.size());
   const bool gone = grad.dims.size() < sizes.size(); // select took the dim away
@@ -155,7 +167,11 @@ Result repeated(Line& line, const OpCall& call) {
   Operand& self = line.operands[0];
   Ints sizes = call.args[1].ints;
   if (sizes.size() < self.dims.size()) {
-    throw UsageError(fmt::format("{}: {} repeats for {} dims; expected at least as many", call.op, sizes.size(), self.dims.size()));
+    throw UsageError(fmt::format(
+        "{}: {} repeats for {} dims; expected at least as many",
+        call.op,
+        sizes.size(),
+        self.dims.size()));
   }
   std::vector<DimUse> dims(sizes.size());
   const size_t fresh = sizes.size() - self.dims.size();
@@ -181,21 +197,24 @@ Line build_index(const Row& row, const OpCall& call) {
   } else if (row.mode == kRepeat) {
     result = repeated(line, call);
   } else {
-    const auto dim = static_cast<size_t>(wrap_dim(call, call.args[static_cast<size_t>(row.dims)].integer, self->dim()));
+    const auto dim = static_cast<size_t>(wrap_dim(
+        call, call.args[static_cast<size_t>(row.dims)].integer, self->dim()));
     result = row.mode == kAdd ? added(line, dim) : picked(line, row, call, dim);
   }
-  const OpArg* value = row.decides < 0 ? nullptr : &call.args[static_cast<size_t>(row.decides)];
+  const OpArg* value =
+      row.decides < 0 ? nullptr : &call.args[static_cast<size_t>(row.decides)];
   if (value == nullptr || (value->known && value->real == 0)) {
     set_linear(line, row.linear);
   }
-  line.results.assign(line.operands[0].written ? 0 : static_cast<size_t>(row.results), result);
+  line.results.assign(
+      line.operands[0].written ? 0 : static_cast<size_t>(row.results), result);
   return line;
 }
 
 // Reads: ops, mode (0: cat, 1: stack).
 constexpr Row kJoinRows[] = {
-  {.ops = "cat"},
-  {.ops = "stack", .mode = 1},
+    {.ops = "cat"},
+    {.ops = "stack", .mode = 1},
 };
 
 // Old programs may cat an empty vector to anything.
@@ -207,7 +226,8 @@ Line build_join(const Row& row, const OpCall& call) {
   Line line;
   line.operands = operands_of(call);
   if (line.operands.empty()) {
-    throw UsageError(fmt::format("{}: got an empty list of tensors, expected at least one", call.op));
+    throw UsageError(fmt::format(
+        "{}: got an empty list of tensors, expected at least one", call.op));
   }
   Ints sizes;
   for (const Operand& operand : line.operands) {
@@ -217,7 +237,8 @@ Line build_join(const Row& row, const OpCall& call) {
   }
   const size_t rank = sizes.size();
   const auto fresh = static_cast<int64_t>(row.mode == 1 ? 1 : 0);
-  const auto dim = static_cast<size_t>(wrap_dim(call, call.args[1].integer, static_cast<int64_t>(rank) + fresh));
+  const auto dim = static_cast<size_t>(
+      wrap_dim(call, call.args[1].integer, static_cast<int64_t>(rank) + fresh));
   std::vector<DimUse> dims(rank);
   for (size_t d = 0; d < rank; ++d) {
     if (row.mode == 1 || d != dim) {
@@ -230,7 +251,11 @@ Line build_join(const Row& row, const OpCall& call) {
       continue;
     }
     if (operand.spec->sizes.size() != rank) {
-      throw UsageError(fmt::format("{}: tensors of {} and {} dims; expected equal ones", call.op, rank, operand.spec->dim()));
+      throw UsageError(fmt::format(
+          "{}: tensors of {} and {} dims; expected equal ones",
+          call.op,
+          rank,
+          operand.spec->dim()));
     }
     operand.dims = dims;
     along += row.mode == 1 ? 1 : operand.spec->sizes[dim];

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Losses, whose argument `reduction` (none, mean, sum) decides what the result is. The mean over a cut batch is no mean of means: the local call
-// sums, and the global count (for class weights: their global sum) divides.
+// Losses, whose argument `reduction` (none, mean, sum) decides what the result
+// is. The mean over a cut batch is no mean of means: the local call sums, and
+// the global count (for class weights: their global sum) divides.
 #include <tessera/sharding/families.h>
 
 #include <algorithm>
@@ -20,23 +21,24 @@ enum Mode : int { kForward, kBackward, kNll, kNllBackward };
 
 // Reads: ops, mode, dims (the argument `reduction`).
 constexpr Row kRows[] = {
-  {.ops = "mse_loss", .dims = 2, .mode = kForward},
-  {.ops = "smooth_l1_loss", .dims = 2, .mode = kForward},
-  {.ops = "huber_loss", .dims = 2, .mode = kForward},
-  {.ops = "soft_margin_loss", .dims = 2, .mode = kForward},
-  {.ops = "binary_cross_entropy", .dims = 3, .mode = kForward},
-  {.ops = "binary_cross_entropy_with_logits", .dims = 4, .mode = kForward},
-  {.ops = "mse_loss_backward", .dims = 3, .mode = kBackward},
-  {.ops = "smooth_l1_loss_backward", .dims = 3, .mode = kBackward},
-  {.ops = "huber_loss_backward", .dims = 3, .mode = kBackward},
-  {.ops = "soft_margin_loss_backward", .dims = 3, .mode = kBackward},
-  {.ops = "binary_cross_entropy_backward", .dims = 4, .mode = kBackward},
-  {.ops = "nll_loss{_forward,2d_forward}", .dims = 3, .mode = kNll},
-  {.ops = "nll_loss{_backward,2d_backward}", .dims = 4, .mode = kNllBackward},
+    {.ops = "mse_loss", .dims = 2, .mode = kForward},
+    {.ops = "smooth_l1_loss", .dims = 2, .mode = kForward},
+    {.ops = "huber_loss", .dims = 2, .mode = kForward},
+    {.ops = "soft_margin_loss", .dims = 2, .mode = kForward},
+    {.ops = "binary_cross_entropy", .dims = 3, .mode = kForward},
+    {.ops = "binary_cross_entropy_with_logits", .dims = 4, .mode = kForward},
+    {.ops = "mse_loss_backward", .dims = 3, .mode = kBackward},
+    {.ops = "smooth_l1_loss_backward", .dims = 3, .mode = kBackward},
+    {.ops = "huber_loss_backward", .dims = 3, .mode = kBackward},
+    {.ops = "soft_margin_loss_backward", .dims = 3, .mode = kBackward},
+    {.ops = "binary_cross_entropy_backward", .dims = 4, .mode = kBackward},
+    {.ops = "nll_loss{_forward,2d_forward}", .dims = 3, .mode = kNll},
+    {.ops = "nll_loss{_backward,2d_backward}", .dims = 4, .mode = kNllBackward},
 };
 
 int64_t count(const std::vector<int64_t>& sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+  return std::accumulate(
+      sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
 }
 
 // The local call sums and the global count divides.
@@ -45,7 +47,8 @@ void divide(Line& line, const Row& row, int64_t elements) {
   line.kernel_edits = {{row.dims, {kSum}, true}};
 }
 
-Line elementwise_forward(const Row& row, const OpCall& call, int64_t reduction) {
+Line elementwise_forward(
+    const Row& row, const OpCall& call, int64_t reduction) {
   Line line = broadcast_line(operands_of(call), 1);
   if (reduction == kNone) {
     return line;
@@ -61,7 +64,8 @@ Line elementwise_forward(const Row& row, const OpCall& call, int64_t reduction) 
   return line;
 }
 
-Line elementwise_backward(const Row& row, const OpCall& call, int64_t reduction) {
+Line elementwise_backward(
+    const Row& row, const OpCall& call, int64_t reduction) {
   Line line = broadcast_line(operands_of(call), 1);
   if (reduction == kMean) {
     line.kernel = LocalKernel::kDivide;
@@ -71,8 +75,10 @@ Line elementwise_backward(const Row& row, const OpCall& call, int64_t reduction)
   return line;
 }
 
-// Letters for all dims of the scores but the class; gives the targets' dims as well.
-std::vector<DimUse> letter_batch(Line& line, Operand& scores, std::optional<ReduceOp> reduction) {
+// Letters for all dims of the scores but the class; gives the targets' dims as
+// well.
+std::vector<DimUse> letter_batch(
+    Line& line, Operand& scores, std::optional<ReduceOp> reduction) {
   const auto rank = scores.dims.size();
   const size_t classes = rank == 1 ? 0 : 1;
   std::vector<DimUse> batch;
@@ -95,7 +101,8 @@ void set_dims(Operand& operand, const std::vector<DimUse>& dims) {
 Line nll_forward(const OpCall& call, int64_t reduction) {
   Line line;
   auto operands = operands_of(call);
-  const auto combine = reduction == kNone ? std::nullopt : std::optional(ReduceOp::kSum);
+  const auto combine =
+      reduction == kNone ? std::nullopt : std::optional(ReduceOp::kSum);
   const auto batch = letter_batch(line, operands[0], combine);
   set_dims(operands[1], batch);
   Result loss;
@@ -114,7 +121,8 @@ Line nll_forward(const OpCall& call, int64_t reduction) {
   return line;
 }
 
-// (grad, scores, target, weight?, reduction, ignore_index, total_weight) -> gradient of the scores
+// (grad, scores, target, weight?, reduction, ignore_index, total_weight) ->
+// gradient of the scores
 Line nll_backward(const OpCall& call, int64_t reduction) {
   Line line;
   auto operands = operands_of(call);

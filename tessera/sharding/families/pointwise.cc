@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Pointwise operators: operands are broadcast against each other, every dim of the common shape is a letter, nothing is reduced.
-// The same line with some dims whole is the family "locked" (softmax, cumsum, sort).
+// Pointwise operators: operands are broadcast against each other, every dim of
+// the common shape is a letter, nothing is reduced. The same line with some
+// dims whole is the family "locked" (softmax, cumsum, sort).
 #include <c10/core/MemoryFormat.h>
 #include <fmt/format.h>
 #include <tessera/base/error.h>
@@ -16,166 +17,179 @@ namespace {
 // Row::mode of the pointwise family.
 enum Mode : int {
   kPlain,
-  kCopy, // passes every Partial; a memory_format argument may ask for contiguous
-  kCast, // the same where the dtype stays; linear when a floating result or integers stay exact
+  kCopy, // passes every Partial; a memory_format argument may ask for
+         // contiguous
+  kCast, // the same where the dtype stays; linear when a floating result or
+         // integers stay exact
   kLinearAtZero, // linear in the first operand when the value that decides is 0
   kOverwrite // the first operand is written and not read
 };
 
 // Reads: ops, linear (tensor arguments by number), decides, mode, results.
 constexpr Row kRows[] = {
-  // One operand.
-  {.ops = "abs{,_,.out}"},
-  {.ops = "acos{,_,.out}"},
-  {.ops = "acosh{,_,.out}"},
-  {.ops = "asin{,_,.out}"},
-  {.ops = "asinh{,_,.out}"},
-  {.ops = "atan{,_,.out}"},
-  {.ops = "atanh{,_,.out}"},
-  {.ops = "bitwise_not{,_,.out}"},
-  {.ops = "ceil{,_,.out}"},
-  {.ops = "celu{,_,.out}"},
-  {.ops = "clamp{,_,.out,.Tensor,_.Tensor,.Tensor_out}"},
-  {.ops = "clamp_max{,_,.out,.Tensor,_.Tensor,.Tensor_out}"},
-  {.ops = "clamp_min{,_,.out,.Tensor,_.Tensor,.Tensor_out}"},
-  {.ops = "cos{,_,.out}"},
-  {.ops = "cosh{,_,.out}"},
-  {.ops = "digamma{,_,.out}"},
-  {.ops = "elu{,_,.out}"},
-  {.ops = "erf{,_,.out}"},
-  {.ops = "erfc{,_,.out}"},
-  {.ops = "erfinv{,_,.out}"},
-  {.ops = "exp{,_,.out}"},
-  {.ops = "exp2{,_,.out}"},
-  {.ops = "expm1{,_,.out}"},
-  {.ops = "floor{,_,.out}"},
-  {.ops = "frac{,_,.out}"},
-  {.ops = "gelu{,_,.out}"},
-  {.ops = "hardshrink{,.out}"},
-  {.ops = "hardsigmoid{,_,.out}"},
-  {.ops = "hardswish{,_,.out}"},
-  {.ops = "hardtanh{,_,.out}"},
-  {.ops = "isfinite"},
-  {.ops = "isinf{,.out}"},
-  {.ops = "isnan{,.out}"},
-  {.ops = "isneginf{,.out}"},
-  {.ops = "isposinf{,.out}"},
-  {.ops = "leaky_relu{,_,.out}"},
-  {.ops = "lgamma{,_,.out}"},
-  {.ops = "log{,_,.out}"},
-  {.ops = "log10{,_,.out}"},
-  {.ops = "log1p{,_,.out}"},
-  {.ops = "log2{,_,.out}"},
-  {.ops = "log_sigmoid_forward", .results = 2},
-  {.ops = "logical_not{,_,.out}"},
-  {.ops = "logit{,_,.out}"},
-  {.ops = "mish{,_,.out}"},
-  {.ops = "nan_to_num{,_,.out}"},
-  {.ops = "neg{,_,.out}", .linear = "0"},
-  {.ops = "reciprocal{,_,.out}"},
-  {.ops = "relu{,_,.out}"},
-  {.ops = "relu6{,_}"},
-  {.ops = "round{,_,.out,.decimals,_.decimals}"},
-  {.ops = "rsqrt{,_,.out}"},
-  {.ops = "selu{,_}"},
-  {.ops = "sgn{,_,.out}"},
-  {.ops = "sigmoid{,_,.out}"},
-  {.ops = "sign{,_,.out}"},
-  {.ops = "signbit{,.out}"},
-  {.ops = "silu{,_,.out}"},
-  {.ops = "sin{,_,.out}"},
-  {.ops = "sinc{,_,.out}"},
-  {.ops = "sinh{,_,.out}"},
-  {.ops = "softplus{,.out}"},
-  {.ops = "softshrink{,.out}"},
-  {.ops = "sqrt{,_,.out}"},
-  {.ops = "square{,_,.out}"},
-  {.ops = "tan{,_,.out}"},
-  {.ops = "tanh{,_,.out}"},
-  {.ops = "threshold{,_,.out}"},
-  {.ops = "trunc{,_,.out}"},
-  {.ops = "positive", .linear = "0", .mode = kCopy},
+    // One operand.
+    {.ops = "abs{,_,.out}"},
+    {.ops = "acos{,_,.out}"},
+    {.ops = "acosh{,_,.out}"},
+    {.ops = "asin{,_,.out}"},
+    {.ops = "asinh{,_,.out}"},
+    {.ops = "atan{,_,.out}"},
+    {.ops = "atanh{,_,.out}"},
+    {.ops = "bitwise_not{,_,.out}"},
+    {.ops = "ceil{,_,.out}"},
+    {.ops = "celu{,_,.out}"},
+    {.ops = "clamp{,_,.out,.Tensor,_.Tensor,.Tensor_out}"},
+    {.ops = "clamp_max{,_,.out,.Tensor,_.Tensor,.Tensor_out}"},
+    {.ops = "clamp_min{,_,.out,.Tensor,_.Tensor,.Tensor_out}"},
+    {.ops = "cos{,_,.out}"},
+    {.ops = "cosh{,_,.out}"},
+    {.ops = "digamma{,_,.out}"},
+    {.ops = "elu{,_,.out}"},
+    {.ops = "erf{,_,.out}"},
+    {.ops = "erfc{,_,.out}"},
+    {.ops = "erfinv{,_,.out}"},
+    {.ops = "exp{,_,.out}"},
+    {.ops = "exp2{,_,.out}"},
+    {.ops = "expm1{,_,.out}"},
+    {.ops = "floor{,_,.out}"},
+    {.ops = "frac{,_,.out}"},
+    {.ops = "gelu{,_,.out}"},
+    {.ops = "hardshrink{,.out}"},
+    {.ops = "hardsigmoid{,_,.out}"},
+    {.ops = "hardswish{,_,.out}"},
+    {.ops = "hardtanh{,_,.out}"},
+    {.ops = "isfinite"},
+    {.ops = "isinf{,.out}"},
+    {.ops = "isnan{,.out}"},
+    {.ops = "isneginf{,.out}"},
+    {.ops = "isposinf{,.out}"},
+    {.ops = "leaky_relu{,_,.out}"},
+    {.ops = "lgamma{,_,.out}"},
+    {.ops = "log{,_,.out}"},
+    {.ops = "log10{,_,.out}"},
+    {.ops = "log1p{,_,.out}"},
+    {.ops = "log2{,_,.out}"},
+    {.ops = "log_sigmoid_forward", .results = 2},
+    {.ops = "logical_not{,_,.out}"},
+    {.ops = "logit{,_,.out}"},
+    {.ops = "mish{,_,.out}"},
+    {.ops = "nan_to_num{,_,.out}"},
+    {.ops = "neg{,_,.out}", .linear = "0"},
+    {.ops = "reciprocal{,_,.out}"},
+    {.ops = "relu{,_,.out}"},
+    {.ops = "relu6{,_}"},
+    {.ops = "round{,_,.out,.decimals,_.decimals}"},
+    {.ops = "rsqrt{,_,.out}"},
+    {.ops = "selu{,_}"},
+    {.ops = "sgn{,_,.out}"},
+    {.ops = "sigmoid{,_,.out}"},
+    {.ops = "sign{,_,.out}"},
+    {.ops = "signbit{,.out}"},
+    {.ops = "silu{,_,.out}"},
+    {.ops = "sin{,_,.out}"},
+    {.ops = "sinc{,_,.out}"},
+    {.ops = "sinh{,_,.out}"},
+    {.ops = "softplus{,.out}"},
+    {.ops = "softshrink{,.out}"},
+    {.ops = "sqrt{,_,.out}"},
+    {.ops = "square{,_,.out}"},
+    {.ops = "tan{,_,.out}"},
+    {.ops = "tanh{,_,.out}"},
+    {.ops = "threshold{,_,.out}"},
+    {.ops = "trunc{,_,.out}"},
+    {.ops = "positive", .linear = "0", .mode = kCopy},
 
-  // Two operands.
-  {.ops = "add{.Tensor,_.Tensor,.out}", .linear = "01"},
-  {.ops = "add{.Scalar,_.Scalar,.Scalar_out}"},
-  {.ops = "sub{.Tensor,_.Tensor,.out}", .linear = "01"},
-  {.ops = "sub{.Scalar,_.Scalar,.Scalar_out}"},
-  {.ops = "rsub.Tensor", .linear = "01"},
-  {.ops = "rsub.Scalar"},
-  {.ops = "mul{.Tensor,_.Tensor,.out}", .linear = "0,1"},
-  {.ops = "mul{.Scalar,_.Scalar,.Scalar_out}", .linear = "0"},
-  {.ops = "div{.Tensor,_.Tensor,.out,.Scalar,_.Scalar,.Scalar_out}", .linear = "0"},
-  {.ops = "div{.Tensor_mode,_.Tensor_mode,.out_mode,.Scalar_mode,_.Scalar_mode,.Scalar_mode_out}"},
-  {.ops = "atan2{,_,.out}"},
-  {.ops = "bitwise_and{.Tensor,_.Tensor,.Tensor_out,.Scalar,_.Scalar}"},
-  {.ops = "bitwise_or{.Tensor,_.Tensor,.Tensor_out,.Scalar,_.Scalar}"},
-  {.ops = "bitwise_xor{.Tensor,_.Tensor,.Tensor_out,.Scalar,_.Scalar}"},
-  {.ops = "copysign{.Tensor,_.Tensor,.out,.Scalar,_.Scalar}"},
-  {.ops = "eq{.Tensor,_.Tensor,.Tensor_out,.Scalar,_.Scalar,.Scalar_out}"},
-  {.ops = "ne{.Tensor,_.Tensor,.Tensor_out,.Scalar,_.Scalar,.Scalar_out}"},
-  {.ops = "lt{.Tensor,_.Tensor,.Tensor_out,.Scalar,_.Scalar,.Scalar_out}"},
-  {.ops = "le{.Tensor,_.Tensor,.Tensor_out,.Scalar,_.Scalar,.Scalar_out}"},
-  {.ops = "gt{.Tensor,_.Tensor,.Tensor_out,.Scalar,_.Scalar,.Scalar_out}"},
-  {.ops = "ge{.Tensor,_.Tensor,.Tensor_out,.Scalar,_.Scalar,.Scalar_out}"},
-  {.ops = "floor_divide{,_.Tensor,.out,.Scalar,_.Scalar}"},
-  {.ops = "fmax{,.out}"},
-  {.ops = "fmin{,.out}"},
-  {.ops = "fmod{.Tensor,_.Tensor,.Tensor_out,.Scalar,_.Scalar,.Scalar_out}"},
-  {.ops = "hypot{,_,.out}"},
-  {.ops = "logaddexp{,.out}"},
-  {.ops = "logaddexp2{,.out}"},
-  {.ops = "logical_and{,_,.out}"},
-  {.ops = "logical_or{,_,.out}"},
-  {.ops = "logical_xor{,_,.out}"},
-  {.ops = "max{.other,.out}"},
-  {.ops = "min{.other,.out}"},
-  {.ops = "maximum{,.out}"},
-  {.ops = "minimum{,.out}"},
-  {.ops = "pow{.Tensor_Tensor,_.Tensor,.Tensor_Tensor_out,.Tensor_Scalar,_.Scalar,.Tensor_Scalar_out,.Scalar,.Scalar_out}"},
-  {.ops = "remainder{.Tensor,_.Tensor,.Tensor_out,.Scalar,_.Scalar,.Scalar_out,.Scalar_Tensor}"},
-  {.ops = "xlogy{.Tensor,_.Tensor,.OutTensor,.Scalar_Self,.Scalar_Other,_.Scalar_Other}"},
+    // Two operands.
+    {.ops = "add{.Tensor,_.Tensor,.out}", .linear = "01"},
+    {.ops = "add{.Scalar,_.Scalar,.Scalar_out}"},
+    {.ops = "sub{.Tensor,_.Tensor,.out}", .linear = "01"},
+    {.ops = "sub{.Scalar,_.Scalar,.Scalar_out}"},
+    {.ops = "rsub.Tensor", .linear = "01"},
+    {.ops = "rsub.Scalar"},
+    {.ops = "mul{.Tensor,_.Tensor,.out}", .linear = "0,1"},
+    {.ops = "mul{.Scalar,_.Scalar,.Scalar_out}", .linear = "0"},
+    {.ops = "div{.Tensor,_.Tensor,.out,.Scalar,_.Scalar,.Scalar_out}",
+     .linear = "0"},
+    {.ops = "div{.Tensor_mode,_.Tensor_mode,.out_mode,.Scalar_mode,_.Scalar_"
+            "mode,.Scalar_mode_out}"},
+    {.ops = "atan2{,_,.out}"},
+    {.ops = "bitwise_and{.Tensor,_.Tensor,.Tensor_out,.Scalar,_.Scalar}"},
+    {.ops = "bitwise_or{.Tensor,_.Tensor,.Tensor_out,.Scalar,_.Scalar}"},
+    {.ops = "bitwise_xor{.Tensor,_.Tensor,.Tensor_out,.Scalar,_.Scalar}"},
+    {.ops = "copysign{.Tensor,_.Tensor,.out,.Scalar,_.Scalar}"},
+    {.ops = "eq{.Tensor,_.Tensor,.Tensor_out,.Scalar,_.Scalar,.Scalar_out}"},
+    {.ops = "ne{.Tensor,_.Tensor,.Tensor_out,.Scalar,_.Scalar,.Scalar_out}"},
+    {.ops = "lt{.Tensor,_.Tensor,.Tensor_out,.Scalar,_.Scalar,.Scalar_out}"},
+    {.ops = "le{.Tensor,_.Tensor,.Tensor_out,.Scalar,_.Scalar,.Scalar_out}"},
+    {.ops = "gt{.Tensor,_.Tensor,.Tensor_out,.Scalar,_.Scalar,.Scalar_out}"},
+    {.ops = "ge{.Tensor,_.Tensor,.Tensor_out,.Scalar,_.Scalar,.Scalar_out}"},
+    {.ops = "floor_divide{,_.Tensor,.out,.Scalar,_.Scalar}"},
+    {.ops = "fmax{,.out}"},
+    {.ops = "fmin{,.out}"},
+    {.ops = "fmod{.Tensor,_.Tensor,.Tensor_out,.Scalar,_.Scalar,.Scalar_out}"},
+    {.ops = "hypot{,_,.out}"},
+    {.ops = "logaddexp{,.out}"},
+    {.ops = "logaddexp2{,.out}"},
+    {.ops = "logical_and{,_,.out}"},
+    {.ops = "logical_or{,_,.out}"},
+    {.ops = "logical_xor{,_,.out}"},
+    {.ops = "max{.other,.out}"},
+    {.ops = "min{.other,.out}"},
+    {.ops = "maximum{,.out}"},
+    {.ops = "minimum{,.out}"},
+    {.ops = "pow{.Tensor_Tensor,_.Tensor,.Tensor_Tensor_out,.Tensor_Scalar,_."
+            "Scalar,.Tensor_Scalar_out,.Scalar,.Scalar_out}"},
+    {.ops = "remainder{.Tensor,_.Tensor,.Tensor_out,.Scalar,_.Scalar,.Scalar_"
+            "out,.Scalar_Tensor}"},
+    {.ops = "xlogy{.Tensor,_.Tensor,.OutTensor,.Scalar_Self,.Scalar_Other,_."
+            "Scalar_Other}"},
 
-  // Three operands.
-  {.ops = "addcdiv{,_,.out}", .linear = "01"},
-  {.ops = "addcmul{,_,.out}", .linear = "01,02"},
-  {.ops = "lerp{.Scalar,_.Scalar,.Scalar_out,.Tensor,_.Tensor,.Tensor_out}", .linear = "01"},
-  {.ops = "masked_fill{.Scalar,_.Scalar}", .linear = "0", .decides = 2, .mode = kLinearAtZero},
-  {.ops = "masked_fill{.Tensor,_.Tensor}", .linear = "02"},
-  {.ops = "where{.self,.self_out}", .linear = "12"},
-  {.ops = "where{.ScalarSelf,.ScalarOther,.Scalar}"},
+    // Three operands.
+    {.ops = "addcdiv{,_,.out}", .linear = "01"},
+    {.ops = "addcmul{,_,.out}", .linear = "01,02"},
+    {.ops = "lerp{.Scalar,_.Scalar,.Scalar_out,.Tensor,_.Tensor,.Tensor_out}",
+     .linear = "01"},
+    {.ops = "masked_fill{.Scalar,_.Scalar}",
+     .linear = "0",
+     .decides = 2,
+     .mode = kLinearAtZero},
+    {.ops = "masked_fill{.Tensor,_.Tensor}", .linear = "02"},
+    {.ops = "where{.self,.self_out}", .linear = "12"},
+    {.ops = "where{.ScalarSelf,.ScalarOther,.Scalar}"},
 
-  // Gradients: linear in the first operand, the incoming gradient.
-  {.ops = "elu_backward", .linear = "0"},
-  {.ops = "gelu_backward{,.grad_input}", .linear = "0"},
-  {.ops = "hardshrink_backward", .linear = "0"},
-  {.ops = "hardsigmoid_backward", .linear = "0"},
-  {.ops = "hardswish_backward", .linear = "0"},
-  {.ops = "hardtanh_backward", .linear = "0"},
-  {.ops = "leaky_relu_backward", .linear = "0"},
-  {.ops = "log_sigmoid_backward", .linear = "0"},
-  {.ops = "logit_backward", .linear = "0"},
-  {.ops = "mish_backward", .linear = "0"},
-  {.ops = "native_dropout_backward", .linear = "0"},
-  {.ops = "sigmoid_backward{,.grad_input}", .linear = "0"},
-  {.ops = "silu_backward{,.grad_input}", .linear = "0"},
-  {.ops = "softplus_backward", .linear = "0"},
-  {.ops = "softshrink_backward", .linear = "0"},
-  {.ops = "tanh_backward{,.grad_input}", .linear = "0"},
-  {.ops = "threshold_backward{,.grad_input}", .linear = "0"},
+    // Gradients: linear in the first operand, the incoming gradient.
+    {.ops = "elu_backward", .linear = "0"},
+    {.ops = "gelu_backward{,.grad_input}", .linear = "0"},
+    {.ops = "hardshrink_backward", .linear = "0"},
+    {.ops = "hardsigmoid_backward", .linear = "0"},
+    {.ops = "hardswish_backward", .linear = "0"},
+    {.ops = "hardtanh_backward", .linear = "0"},
+    {.ops = "leaky_relu_backward", .linear = "0"},
+    {.ops = "log_sigmoid_backward", .linear = "0"},
+    {.ops = "logit_backward", .linear = "0"},
+    {.ops = "mish_backward", .linear = "0"},
+    {.ops = "native_dropout_backward", .linear = "0"},
+    {.ops = "sigmoid_backward{,.grad_input}", .linear = "0"},
+    {.ops = "silu_backward{,.grad_input}", .linear = "0"},
+    {.ops = "softplus_backward", .linear = "0"},
+    {.ops = "softshrink_backward", .linear = "0"},
+    {.ops = "tanh_backward{,.grad_input}", .linear = "0"},
+    {.ops = "threshold_backward{,.grad_input}", .linear = "0"},
 
-  // Copies and fills.
-  {.ops = "clone", .linear = "0", .mode = kCopy},
-  {.ops = "_to_copy", .linear = "0", .mode = kCast},
-  {.ops = "copy{,_}", .linear = "01", .mode = kCast},
-  {.ops = "fill_{.Scalar,.Tensor}", .mode = kOverwrite},
-  {.ops = "zero_", .linear = "0"},
+    // Copies and fills.
+    {.ops = "clone", .linear = "0", .mode = kCopy},
+    {.ops = "_to_copy", .linear = "0", .mode = kCast},
+    {.ops = "copy{,_}", .linear = "01", .mode = kCast},
+    {.ops = "fill_{.Scalar,.Tensor}", .mode = kOverwrite},
+    {.ops = "zero_", .linear = "0"},
 };
 
 bool writes_result(const OpCall& call) {
   const size_t dot = call.op.find('.');
-  const std::string overload = dot == std::string::npos ? "" : call.op.substr(dot + 1);
-  return overload.find("out") != std::string::npos || overload.find("Out") != std::string::npos || overload == "grad_input";
+  const std::string overload =
+      dot == std::string::npos ? "" : call.op.substr(dot + 1);
+  return overload.find("out") != std::string::npos ||
+      overload.find("Out") != std::string::npos || overload == "grad_input";
 }
 
 bool is_floating(int64_t dtype) {
@@ -183,18 +197,24 @@ bool is_floating(int64_t dtype) {
   return c10::isFloatingType(type) || c10::isComplexType(type);
 }
 
-// copy_(self, src) and copy(self, src): what counts is src; _to_copy(self, dtype).
+// copy_(self, src) and copy(self, src): what counts is src; _to_copy(self,
+// dtype).
 void set_cast(Line& line, const OpCall& call, std::string_view groups) {
   const bool into = line.operands.size() > 1;
-  const auto source = static_cast<int64_t>(line.operands[into ? 1 : 0].spec->dtype);
+  const auto source =
+      static_cast<int64_t>(line.operands[into ? 1 : 0].spec->dtype);
   const bool asked = !into && call.args[1].kind == OpArg::Kind::kDtype;
-  const int64_t target = into ? static_cast<int64_t>(line.operands[0].spec->dtype) : asked ? call.args[1].integer : source;
+  const int64_t target = into
+      ? static_cast<int64_t>(line.operands[0].spec->dtype)
+      : asked ? call.args[1].integer
+              : source;
   const auto boolean = static_cast<int64_t>(c10::ScalarType::Bool);
   line.any_partial = source == target;
   if (into) {
     line.operands[0].shape_only = true;
   }
-  if (line.any_partial || is_floating(target) || (!is_floating(source) && source != boolean && target != boolean)) {
+  if (line.any_partial || is_floating(target) ||
+      (!is_floating(source) && source != boolean && target != boolean)) {
     set_linear(line, groups);
   }
 }
@@ -203,8 +223,11 @@ bool asks_for_contiguous(const Row& row, const OpCall& call) {
   if ((row.mode != kCopy && row.mode != kCast) || call.args.size() < 2) {
     return false;
   }
-  const OpArg& format = call.args.back(); // memory_format is the last argument of clone and _to_copy
-  return format.kind == OpArg::Kind::kDtype && format.integer == static_cast<int64_t>(c10::MemoryFormat::Contiguous);
+  const OpArg& format =
+      call.args
+          .back(); // memory_format is the last argument of clone and _to_copy
+  return format.kind == OpArg::Kind::kDtype &&
+      format.integer == static_cast<int64_t>(c10::MemoryFormat::Contiguous);
 }
 
 void set_mode(Line& line, const Row& row, const OpCall& call) {
@@ -243,7 +266,8 @@ Line build_pointwise(const Row& row, const OpCall& call) {
   return line;
 }
 
-// The shape that operands are broadcast to; those that only receive the result do not take part.
+// The shape that operands are broadcast to; those that only receive the result
+// do not take part.
 std::vector<int64_t> common_shape(const std::vector<Operand>& operands) {
   std::vector<int64_t> shape;
   for (const Operand& operand : operands) {
@@ -258,8 +282,12 @@ std::vector<int64_t> common_shape(const std::vector<Operand>& operands) {
     for (size_t d = 0; d < sizes.size(); ++d) {
       int64_t& extent = shape[offset + d];
       if (extent != sizes[d] && extent != 1 && sizes[d] != 1) {
-        throw UsageError(
-          fmt::format("pointwise operator: sizes {} and {} of dim {} do not match; they must be equal or 1", extent, sizes[d], d));
+        throw UsageError(fmt::format(
+            "pointwise operator: sizes {} and {} of dim {} do not match; they "
+            "must be equal or 1",
+            extent,
+            sizes[d],
+            d));
       }
       extent = extent == 1 ? sizes[d] : extent;
     }
@@ -286,7 +314,8 @@ Line broadcast_line(std::vector<Operand> operands, int results) {
     const auto& sizes = operand.spec->sizes;
     for (size_t d = 0; d < sizes.size() && sizes.size() <= shape.size(); ++d) {
       const size_t letter = shape.size() - sizes.size() + d;
-      operand.dims[d].letter = sizes[d] == shape[letter] ? static_cast<Letter>(letter) : kWhole;
+      operand.dims[d].letter =
+          sizes[d] == shape[letter] ? static_cast<Letter>(letter) : kWhole;
     }
   }
   line.operands = std::move(operands);
@@ -309,32 +338,35 @@ const Table& pointwise_table() {
 
 namespace {
 
-// Reads: ops, linear, dims (argument with the dims that stay whole; -1: the last two), results.
+// Reads: ops, linear, dims (argument with the dims that stay whole; -1: the
+// last two), results.
 constexpr Row kLocked[] = {
-  {.ops = "_softmax{,.out}", .dims = 1},
-  {.ops = "_log_softmax{,.out}", .dims = 1},
-  {.ops = "_softmax_backward_data{,.out}", .linear = "0", .dims = 2},
-  {.ops = "_log_softmax_backward_data{,.out}", .linear = "0", .dims = 2},
-  {.ops = "cumsum{,_,.out}", .linear = "0", .dims = 1},
-  {.ops = "cumprod{,_,.out}", .dims = 1},
-  {.ops = "logcumsumexp{,.out}", .dims = 1},
-  {.ops = "cummax", .dims = 1, .results = 2},
-  {.ops = "cummin", .dims = 1, .results = 2},
-  {.ops = "sort", .dims = 1, .results = 2},
-  {.ops = "sort.stable", .dims = 2, .results = 2},
-  {.ops = "argsort{,.stable}", .dims = 1},
-  {.ops = "flip", .linear = "0", .dims = 1},
-  {.ops = "roll", .linear = "0", .dims = 2},
-  {.ops = "tril{,_,.out}", .linear = "0"},
-  {.ops = "triu{,_,.out}", .linear = "0"},
+    {.ops = "_softmax{,.out}", .dims = 1},
+    {.ops = "_log_softmax{,.out}", .dims = 1},
+    {.ops = "_softmax_backward_data{,.out}", .linear = "0", .dims = 2},
+    {.ops = "_log_softmax_backward_data{,.out}", .linear = "0", .dims = 2},
+    {.ops = "cumsum{,_,.out}", .linear = "0", .dims = 1},
+    {.ops = "cumprod{,_,.out}", .dims = 1},
+    {.ops = "logcumsumexp{,.out}", .dims = 1},
+    {.ops = "cummax", .dims = 1, .results = 2},
+    {.ops = "cummin", .dims = 1, .results = 2},
+    {.ops = "sort", .dims = 1, .results = 2},
+    {.ops = "sort.stable", .dims = 2, .results = 2},
+    {.ops = "argsort{,.stable}", .dims = 1},
+    {.ops = "flip", .linear = "0", .dims = 1},
+    {.ops = "roll", .linear = "0", .dims = 2},
+    {.ops = "tril{,_,.out}", .linear = "0"},
+    {.ops = "triu{,_,.out}", .linear = "0"},
 };
 
 // The dims that an argument names; all when it is absent or empty.
-std::vector<int64_t> named_dims(const Row& row, const OpCall& call, int64_t rank) {
+std::vector<int64_t> named_dims(
+    const Row& row, const OpCall& call, int64_t rank) {
   std::vector<int64_t> dims;
   if (row.dims < 0) {
     dims = {rank - 2, rank - 1};
-  } else if (const OpArg& arg = call.args[static_cast<size_t>(row.dims)]; arg.kind == OpArg::Kind::kInt) {
+  } else if (const OpArg& arg = call.args[static_cast<size_t>(row.dims)];
+             arg.kind == OpArg::Kind::kInt) {
     dims = {arg.integer};
   } else {
     dims = arg.ints;
@@ -353,10 +385,12 @@ std::vector<int64_t> named_dims(const Row& row, const OpCall& call, int64_t rank
 Line build_locked(const Row& row, const OpCall& call) {
   Line line = build_pointwise(row, call);
   const auto rank = static_cast<int64_t>(line.letters.size());
-  for (const int64_t dim : rank == 0 ? std::vector<int64_t>() : named_dims(row, call, rank)) {
+  for (const int64_t dim :
+       rank == 0 ? std::vector<int64_t>() : named_dims(row, call, rank)) {
     const auto unlock = [&](std::vector<DimUse>& dims) {
       for (DimUse& use : dims) {
-        use.letter = use.letter == static_cast<Letter>(dim) ? kWhole : use.letter;
+        use.letter =
+            use.letter == static_cast<Letter>(dim) ? kWhole : use.letter;
       }
     };
     for (Operand& operand : line.operands) {

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Views: every dim of the result is a dim of the input, or a part or product of some. All of them pass every Partial.
+// Views: every dim of the result is a dim of the input, or a part or product of
+// some. All of them pass every Partial.
 //
-// A reshape falls into groups of input dims that make up groups of result dims with the same number of elements. In a group only the leading
-// dims can be cut: the letter is as long as both leading dims have a common divisor, so that each of its steps is one stretch of memory.
+// A reshape falls into groups of input dims that make up groups of result dims
+// with the same number of elements. In a group only the leading dims can be
+// cut: the letter is as long as both leading dims have a common divisor, so
+// that each of its steps is one stretch of memory.
 #include <ATen/TensorUtils.h>
 #include <fmt/format.h>
 #include <tessera/base/error.h>
@@ -37,31 +40,32 @@ enum Mode : int {
   kStrided // as_strided: any view of memory at all, so nothing is cut
 };
 
-// Reads: ops, dims (the argument with sizes or dims), mode, results (0: the result is no alias by schema).
+// Reads: ops, dims (the argument with sizes or dims), mode, results (0: the
+// result is no alias by schema).
 constexpr Row kRows[] = {
-  {.ops = "alias", .mode = kAlias},
-  {.ops = "detach", .mode = kAlias},
-  {.ops = "lift_fresh", .mode = kAlias},
-  {.ops = "lift", .mode = kAlias, .results = 0},
-  {.ops = "view", .dims = 1, .mode = kReshape},
-  {.ops = "reshape", .dims = 1, .mode = kReshape},
-  {.ops = "_unsafe_view", .dims = 1, .mode = kReshape, .results = 0},
-  {.ops = "_reshape_alias", .dims = 1, .mode = kReshapeAlias},
-  {.ops = "expand", .dims = 1, .mode = kExpand},
-  {.ops = "transpose.int", .mode = kTranspose},
-  {.ops = "t", .mode = kT},
-  {.ops = "permute", .dims = 1, .mode = kPermute},
-  {.ops = "slice.Tensor", .dims = 1, .mode = kSlice},
-  {.ops = "select.int", .dims = 1, .mode = kSelect},
-  {.ops = "split.Tensor", .dims = 2, .mode = kSplit},
-  {.ops = "split_with_sizes", .dims = 2, .mode = kSplitSizes},
-  {.ops = "unbind.int", .dims = 1, .mode = kUnbind},
-  {.ops = "unsqueeze", .dims = 1, .mode = kUnsqueeze},
-  {.ops = "squeeze", .mode = kSqueeze},
-  {.ops = "squeeze{.dim,.dims}", .dims = 1, .mode = kSqueeze},
-  {.ops = "diagonal", .mode = kDiagonal},
-  {.ops = "unfold", .dims = 1, .mode = kUnfold},
-  {.ops = "as_strided", .dims = 1, .mode = kStrided},
+    {.ops = "alias", .mode = kAlias},
+    {.ops = "detach", .mode = kAlias},
+    {.ops = "lift_fresh", .mode = kAlias},
+    {.ops = "lift", .mode = kAlias, .results = 0},
+    {.ops = "view", .dims = 1, .mode = kReshape},
+    {.ops = "reshape", .dims = 1, .mode = kReshape},
+    {.ops = "_unsafe_view", .dims = 1, .mode = kReshape, .results = 0},
+    {.ops = "_reshape_alias", .dims = 1, .mode = kReshapeAlias},
+    {.ops = "expand", .dims = 1, .mode = kExpand},
+    {.ops = "transpose.int", .mode = kTranspose},
+    {.ops = "t", .mode = kT},
+    {.ops = "permute", .dims = 1, .mode = kPermute},
+    {.ops = "slice.Tensor", .dims = 1, .mode = kSlice},
+    {.ops = "select.int", .dims = 1, .mode = kSelect},
+    {.ops = "split.Tensor", .dims = 2, .mode = kSplit},
+    {.ops = "split_with_sizes", .dims = 2, .mode = kSplitSizes},
+    {.ops = "unbind.int", .dims = 1, .mode = kUnbind},
+    {.ops = "unsqueeze", .dims = 1, .mode = kUnsqueeze},
+    {.ops = "squeeze", .mode = kSqueeze},
+    {.ops = "squeeze{.dim,.dims}", .dims = 1, .mode = kSqueeze},
+    {.ops = "diagonal", .mode = kDiagonal},
+    {.ops = "unfold", .dims = 1, .mode = kUnfold},
+    {.ops = "as_strided", .dims = 1, .mode = kStrided},
 };
 
 using Ints = std::vector<int64_t>;
@@ -81,10 +85,15 @@ class View {
   Line build();
 
  private:
-  const OpArg& arg(size_t position) const { return call_->args[position]; }
-  int64_t rank() const { return static_cast<int64_t>(sizes_.size()); }
+  const OpArg& arg(size_t position) const {
+    return call_->args[position];
+  }
+  int64_t rank() const {
+    return static_cast<int64_t>(sizes_.size());
+  }
   size_t dim_arg(size_t position, int64_t extra_rank = 0) const {
-    return static_cast<size_t>(wrap_dim(*call_, arg(position).integer, rank() + extra_rank));
+    return static_cast<size_t>(
+        wrap_dim(*call_, arg(position).integer, rank() + extra_rank));
   }
 
   // Gives the input's dim a letter of its own.
@@ -100,7 +109,9 @@ class View {
     result.sizes.push_back(size);
     result.strides.push_back(stride);
   }
-  void push(Result& result, size_t dim) { push(result, letter(dim), sizes_[dim], strides_[dim]); }
+  void push(Result& result, size_t dim) {
+    push(result, letter(dim), sizes_[dim], strides_[dim]);
+  }
   void take(const std::vector<size_t>& dims) {
     Result result;
     for (const size_t dim : dims) {
@@ -116,7 +127,13 @@ class View {
 
   void reshape(const Ints& asked);
   void pair_groups(const Ints& to, std::vector<DimUse>& uses);
-  void link(size_t from_begin, size_t from_end, size_t to_begin, size_t to_end, const Ints& to, std::vector<DimUse>& uses);
+  void link(
+      size_t from_begin,
+      size_t from_end,
+      size_t to_begin,
+      size_t to_end,
+      const Ints& to,
+      std::vector<DimUse>& uses);
   void expand();
   void permute();
   void slice();
@@ -149,9 +166,14 @@ Ints resolve(const OpCall& call, Ints asked, int64_t numel) {
   if (open != nullptr && rest > 0) {
     *open = numel / rest;
   }
-  const int64_t product = std::accumulate(asked.begin(), asked.end(), int64_t{1}, std::multiplies<>());
+  const int64_t product = std::accumulate(
+      asked.begin(), asked.end(), int64_t{1}, std::multiplies<>());
   if (product != numel) {
-    throw UsageError(fmt::format("{}: [{}] for a tensor of {} elements; the product must be equal", call.op, fmt::join(asked, ", "), numel));
+    throw UsageError(fmt::format(
+        "{}: [{}] for a tensor of {} elements; the product must be equal",
+        call.op,
+        fmt::join(asked, ", "),
+        numel));
   }
   return asked;
 }
@@ -203,7 +225,13 @@ size_t leading(const Ints& sizes, size_t begin, size_t end) {
 }
 
 // One group: gives the leading dims of both sides a letter.
-void View::link(size_t from_begin, size_t from_end, size_t to_begin, size_t to_end, const Ints& to, std::vector<DimUse>& uses) {
+void View::link(
+    size_t from_begin,
+    size_t from_end,
+    size_t to_begin,
+    size_t to_end,
+    const Ints& to,
+    std::vector<DimUse>& uses) {
   const size_t from = leading(sizes_, from_begin, from_end);
   const size_t into = leading(to, to_begin, to_end);
   const int64_t steps = std::gcd(sizes_[from], to[into]);
@@ -218,7 +246,11 @@ void View::link(size_t from_begin, size_t from_end, size_t to_begin, size_t to_e
 void View::expand() {
   const Ints& asked = arg(static_cast<size_t>(row_->dims)).ints;
   if (asked.size() < sizes_.size()) {
-    throw UsageError(fmt::format("{}: {} sizes for a tensor of {} dims; expected at least as many", call_->op, asked.size(), rank()));
+    throw UsageError(fmt::format(
+        "{}: {} sizes for a tensor of {} dims; expected at least as many",
+        call_->op,
+        asked.size(),
+        rank()));
   }
   const size_t fresh = asked.size() - sizes_.size();
   Result result;
@@ -241,7 +273,9 @@ void View::permute() {
       dims.push_back(static_cast<size_t>(wrap_dim(*call_, dim, rank())));
     }
   } else if (rank() > 1) {
-    std::swap(dims[row_->mode == kT ? 0 : dim_arg(1)], dims[row_->mode == kT ? 1 : dim_arg(2)]);
+    std::swap(
+        dims[row_->mode == kT ? 0 : dim_arg(1)],
+        dims[row_->mode == kT ? 1 : dim_arg(2)]);
   }
   take(dims);
 }
@@ -254,8 +288,11 @@ int64_t clamp_bound(int64_t bound, int64_t extent) {
 void View::slice() {
   const size_t dim = dim_arg(1);
   const int64_t extent = sizes_[dim];
-  const int64_t start = clamp_bound(arg(2).kind == OpArg::Kind::kInt ? arg(2).integer : 0, extent);
-  const int64_t asked = arg(3).kind == OpArg::Kind::kInt ? arg(3).integer : std::numeric_limits<int64_t>::max();
+  const int64_t start = clamp_bound(
+      arg(2).kind == OpArg::Kind::kInt ? arg(2).integer : 0, extent);
+  const int64_t asked = arg(3).kind == OpArg::Kind::kInt
+      ? arg(3).integer
+      : std::numeric_limits<int64_t>::max();
   const int64_t end = std::max(start, clamp_bound(asked, extent));
   const int64_t step = arg(4).integer;
   Result result;
@@ -263,7 +300,11 @@ void View::slice() {
     if (d != dim || (start == 0 && end == extent && step == 1)) {
       push(result, d); // all of it: bounds past the end of a shard mean its end
     } else {
-      push(result, DimUse(), (end - start + step - 1) / step, strides_[d] * step);
+      push(
+          result,
+          DimUse(),
+          (end - start + step - 1) / step,
+          strides_[d] * step);
     }
   }
   line_.results.push_back(std::move(result));
@@ -302,7 +343,8 @@ void View::unsqueeze() {
   Result result;
   for (size_t d = 0; d <= sizes_.size(); ++d) {
     if (d == dim) {
-      push(result, DimUse(), 1, d < sizes_.size() ? sizes_[d] * strides_[d] : 1);
+      push(
+          result, DimUse(), 1, d < sizes_.size() ? sizes_[d] * strides_[d] : 1);
     }
     if (d < sizes_.size()) {
       push(result, d);
@@ -315,7 +357,8 @@ void View::squeeze() {
   std::vector<bool> named(sizes_.size(), row_->dims < 0);
   if (row_->dims >= 0) {
     const OpArg& dims = arg(static_cast<size_t>(row_->dims));
-    for (const int64_t dim : dims.kind == OpArg::Kind::kInt ? Ints{dims.integer} : dims.ints) {
+    for (const int64_t dim :
+         dims.kind == OpArg::Kind::kInt ? Ints{dims.integer} : dims.ints) {
       if (rank() > 0) {
         named[static_cast<size_t>(wrap_dim(*call_, dim, rank()))] = true;
       }
@@ -328,7 +371,8 @@ void View::squeeze() {
     }
   }
   take(kept);
-  line_.kernel = LocalKernel::kView; // squeeze itself would take dims of which a shard has one element
+  line_.kernel = LocalKernel::kView; // squeeze itself would take dims of which
+                                     // a shard has one element
 }
 
 void View::diagonal() {
@@ -341,9 +385,14 @@ void View::diagonal() {
       push(result, d);
     }
   }
-  const int64_t length =
-    offset >= 0 ? std::min(sizes_[first], sizes_[second] - offset) : std::min(sizes_[first] + offset, sizes_[second]);
-  push(result, DimUse(), std::max<int64_t>(length, 0), strides_[first] + strides_[second]);
+  const int64_t length = offset >= 0
+      ? std::min(sizes_[first], sizes_[second] - offset)
+      : std::min(sizes_[first] + offset, sizes_[second]);
+  push(
+      result,
+      DimUse(),
+      std::max<int64_t>(length, 0),
+      strides_[first] + strides_[second]);
   line_.results.push_back(std::move(result));
 }
 

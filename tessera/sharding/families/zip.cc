@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Operators on lists: element i of every list is a pointwise call (or a norm) of its own, whatever the others do. A tensor beside the lists (a
-// learning rate, a scale) is shared and replicated.
+// Operators on lists: element i of every list is a pointwise call (or a norm)
+// of its own, whatever the others do. A tensor beside the lists (a learning
+// rate, a scale) is shared and replicated.
 #include <fmt/format.h>
 #include <tessera/base/error.h>
 #include <tessera/sharding/families.h>
@@ -18,65 +19,82 @@ enum Mode : int {
   kCopy, // copy_: the first list is not read
   kNorm,
   kMaximum,
-  kFused // an optimizer's update; its gradients (list 1) are written only to unscale them
+  kFused // an optimizer's update; its gradients (list 1) are written only to
+         // unscale them
 };
 
 // Reads: ops, linear (lists by number), decides, mode.
 constexpr Row kRows[] = {
-  {.ops = "_foreach_abs{,_}"},
-  {.ops = "_foreach_acos{,_}"},
-  {.ops = "_foreach_add{.List,_.List}", .linear = "01"},
-  {.ops = "_foreach_add{.Scalar,_.Scalar,.ScalarList,_.ScalarList,.Tensor,_.Tensor}"},
-  {.ops = "_foreach_addcdiv{.Scalar,_.Scalar,.ScalarList,_.ScalarList,.Tensor,_.Tensor}", .linear = "01"},
-  {.ops = "_foreach_addcmul{.Scalar,_.Scalar,.ScalarList,_.ScalarList,.Tensor,_.Tensor}", .linear = "01,02"},
-  {.ops = "_foreach_asin{,_}"},
-  {.ops = "_foreach_atan{,_}"},
-  {.ops = "_foreach_ceil{,_}"},
-  {.ops = "_foreach_clamp_max{.Scalar,_.Scalar,.List,_.List,.ScalarList,_.ScalarList}"},
-  {.ops = "_foreach_clamp_min{.Scalar,_.Scalar,.List,_.List,.ScalarList,_.ScalarList}"},
-  {.ops = "_foreach_clone", .linear = "0"},
-  {.ops = "_foreach_copy_", .linear = "01", .mode = kCopy},
-  {.ops = "_foreach_cos{,_}"},
-  {.ops = "_foreach_cosh{,_}"},
-  {.ops = "_foreach_div{.Scalar,_.Scalar,.List,_.List,.ScalarList,_.ScalarList,.Tensor,_.Tensor}", .linear = "0"},
-  {.ops = "_foreach_erf{,_}"},
-  {.ops = "_foreach_erfc{,_}"},
-  {.ops = "_foreach_exp{,_}"},
-  {.ops = "_foreach_expm1{,_}"},
-  {.ops = "_foreach_floor{,_}"},
-  {.ops = "_foreach_frac{,_}"},
-  {.ops = "_foreach_lerp{.List,_.List,.Scalar,_.Scalar,.ScalarList,_.ScalarList}", .linear = "01"},
-  {.ops = "_foreach_lgamma{,_}"},
-  {.ops = "_foreach_log{,_}"},
-  {.ops = "_foreach_log10{,_}"},
-  {.ops = "_foreach_log1p{,_}"},
-  {.ops = "_foreach_log2{,_}"},
-  {.ops = "_foreach_max", .mode = kMaximum},
-  {.ops = "_foreach_maximum{.Scalar,_.Scalar,.List,_.List,.ScalarList,_.ScalarList}"},
-  {.ops = "_foreach_minimum{.Scalar,_.Scalar,.List,_.List,.ScalarList,_.ScalarList}"},
-  {.ops = "_foreach_mul{.List,_.List}", .linear = "0,1"},
-  {.ops = "_foreach_mul{.Scalar,_.Scalar,.ScalarList,_.ScalarList,.Tensor,_.Tensor}", .linear = "0"},
-  {.ops = "_foreach_neg{,_}", .linear = "0"},
-  {.ops = "_foreach_norm.Scalar", .decides = 1, .mode = kNorm},
-  {.ops = "_foreach_pow{.List,_.List,.Scalar,_.Scalar,.ScalarList,_.ScalarList,.ScalarAndTensor}"},
-  {.ops = "_foreach_reciprocal{,_}"},
-  {.ops = "_foreach_round{,_}"},
-  {.ops = "_foreach_rsqrt{,_}"},
-  {.ops = "_foreach_sigmoid{,_}"},
-  {.ops = "_foreach_sign{,_}"},
-  {.ops = "_foreach_sin{,_}"},
-  {.ops = "_foreach_sinh{,_}"},
-  {.ops = "_foreach_sqrt{,_}"},
-  {.ops = "_foreach_sub{.List,_.List}", .linear = "01"},
-  {.ops = "_foreach_sub{.Scalar,_.Scalar,.ScalarList,_.ScalarList}"},
-  {.ops = "_foreach_tan{,_}"},
-  {.ops = "_foreach_tanh{,_}"},
-  {.ops = "_foreach_trunc{,_}"},
-  {.ops = "_foreach_zero_", .linear = "0"},
-  {.ops = "_fused_adam_{,.tensor_lr}", .mode = kFused},
-  {.ops = "_fused_adamw_{,.tensor_lr}", .mode = kFused},
-  {.ops = "_fused_adagrad_{,.tensor_lr}", .mode = kFused},
-  {.ops = "_fused_sgd_{,.tensor_lr}", .mode = kFused},
+    {.ops = "_foreach_abs{,_}"},
+    {.ops = "_foreach_acos{,_}"},
+    {.ops = "_foreach_add{.List,_.List}", .linear = "01"},
+    {.ops = "_foreach_add{.Scalar,_.Scalar,.ScalarList,_.ScalarList,.Tensor,_."
+            "Tensor}"},
+    {.ops = "_foreach_addcdiv{.Scalar,_.Scalar,.ScalarList,_.ScalarList,."
+            "Tensor,_.Tensor}",
+     .linear = "01"},
+    {.ops = "_foreach_addcmul{.Scalar,_.Scalar,.ScalarList,_.ScalarList,."
+            "Tensor,_.Tensor}",
+     .linear = "01,02"},
+    {.ops = "_foreach_asin{,_}"},
+    {.ops = "_foreach_atan{,_}"},
+    {.ops = "_foreach_ceil{,_}"},
+    {.ops = "_foreach_clamp_max{.Scalar,_.Scalar,.List,_.List,.ScalarList,_."
+            "ScalarList}"},
+    {.ops = "_foreach_clamp_min{.Scalar,_.Scalar,.List,_.List,.ScalarList,_."
+            "ScalarList}"},
+    {.ops = "_foreach_clone", .linear = "0"},
+    {.ops = "_foreach_copy_", .linear = "01", .mode = kCopy},
+    {.ops = "_foreach_cos{,_}"},
+    {.ops = "_foreach_cosh{,_}"},
+    {.ops = "_foreach_div{.Scalar,_.Scalar,.List,_.List,.ScalarList,_."
+            "ScalarList,.Tensor,_.Tensor}",
+     .linear = "0"},
+    {.ops = "_foreach_erf{,_}"},
+    {.ops = "_foreach_erfc{,_}"},
+    {.ops = "_foreach_exp{,_}"},
+    {.ops = "_foreach_expm1{,_}"},
+    {.ops = "_foreach_floor{,_}"},
+    {.ops = "_foreach_frac{,_}"},
+    {.ops = "_foreach_lerp{.List,_.List,.Scalar,_.Scalar,.ScalarList,_."
+            "ScalarList}",
+     .linear = "01"},
+    {.ops = "_foreach_lgamma{,_}"},
+    {.ops = "_foreach_log{,_}"},
+    {.ops = "_foreach_log10{,_}"},
+    {.ops = "_foreach_log1p{,_}"},
+    {.ops = "_foreach_log2{,_}"},
+    {.ops = "_foreach_max", .mode = kMaximum},
+    {.ops = "_foreach_maximum{.Scalar,_.Scalar,.List,_.List,.ScalarList,_."
+            "ScalarList}"},
+    {.ops = "_foreach_minimum{.Scalar,_.Scalar,.List,_.List,.ScalarList,_."
+            "ScalarList}"},
+    {.ops = "_foreach_mul{.List,_.List}", .linear = "0,1"},
+    {.ops = "_foreach_mul{.Scalar,_.Scalar,.ScalarList,_.ScalarList,.Tensor,_."
+            "Tensor}",
+     .linear = "0"},
+    {.ops = "_foreach_neg{,_}", .linear = "0"},
+    {.ops = "_foreach_norm.Scalar", .decides = 1, .mode = kNorm},
+    {.ops = "_foreach_pow{.List,_.List,.Scalar,_.Scalar,.ScalarList,_."
+            "ScalarList,.ScalarAndTensor}"},
+    {.ops = "_foreach_reciprocal{,_}"},
+    {.ops = "_foreach_round{,_}"},
+    {.ops = "_foreach_rsqrt{,_}"},
+    {.ops = "_foreach_sigmoid{,_}"},
+    {.ops = "_foreach_sign{,_}"},
+    {.ops = "_foreach_sin{,_}"},
+    {.ops = "_foreach_sinh{,_}"},
+    {.ops = "_foreach_sqrt{,_}"},
+    {.ops = "_foreach_sub{.List,_.List}", .linear = "01"},
+    {.ops = "_foreach_sub{.Scalar,_.Scalar,.ScalarList,_.ScalarList}"},
+    {.ops = "_foreach_tan{,_}"},
+    {.ops = "_foreach_tanh{,_}"},
+    {.ops = "_foreach_trunc{,_}"},
+    {.ops = "_foreach_zero_", .linear = "0"},
+    {.ops = "_fused_adam_{,.tensor_lr}", .mode = kFused},
+    {.ops = "_fused_adamw_{,.tensor_lr}", .mode = kFused},
+    {.ops = "_fused_adagrad_{,.tensor_lr}", .mode = kFused},
+    {.ops = "_fused_sgd_{,.tensor_lr}", .mode = kFused},
 };
 
 // Where a list argument's elements lie among the call's operands.
@@ -101,13 +119,17 @@ std::vector<List> lists_of(const OpCall& call) {
 
 // Fused updates have grad_scale as their last argument but one.
 bool unscales_gradients(const OpCall& call) {
-  return call.args.size() > 2 && call.args[call.args.size() - 2].kind == OpArg::Kind::kTensor &&
-    call.args[call.args.size() - 2].tensor != nullptr;
+  return call.args.size() > 2 &&
+      call.args[call.args.size() - 2].kind == OpArg::Kind::kTensor &&
+      call.args[call.args.size() - 2].tensor != nullptr;
 }
 
-Line reduce_all(const Row& row, const OpCall& call, std::vector<Operand> operands) {
+Line reduce_all(
+    const Row& row, const OpCall& call, std::vector<Operand> operands) {
   const std::vector<bool> reduced(operands[0].dims.size(), true);
-  const auto op = row.mode == kMaximum ? std::optional(ReduceOp::kMax) : norm_reduction(call.args[static_cast<size_t>(row.decides)]);
+  const auto op = row.mode == kMaximum
+      ? std::optional(ReduceOp::kMax)
+      : norm_reduction(call.args[static_cast<size_t>(row.decides)]);
   Line line = reduce_line(std::move(operands), reduced, false, op, 1);
   if (row.mode == kNorm) {
     finish_norm(line);
@@ -118,7 +140,8 @@ Line reduce_all(const Row& row, const OpCall& call, std::vector<Operand> operand
   return line;
 }
 
-Line element(const Row& row, const OpCall& call, std::vector<Operand> operands) {
+Line element(
+    const Row& row, const OpCall& call, std::vector<Operand> operands) {
   if (row.mode == kNorm || row.mode == kMaximum) {
     return reduce_all(row, call, std::move(operands));
   }
@@ -126,7 +149,8 @@ Line element(const Row& row, const OpCall& call, std::vector<Operand> operands) 
     operands[1].written = operands[1].written && unscales_gradients(call);
   }
   operands[0].shape_only = row.mode == kCopy;
-  const bool same_dtype = row.mode == kCopy && operands[0].spec->dtype == operands[1].spec->dtype;
+  const bool same_dtype =
+      row.mode == kCopy && operands[0].spec->dtype == operands[1].spec->dtype;
   Line line = broadcast_line(std::move(operands), 1);
   if (row.mode != kCopy || same_dtype) {
     set_linear(line, row.linear);
@@ -146,7 +170,11 @@ std::vector<Part> build_zip(const Row& row, const OpCall& call) {
         continue; // a state that this optimizer does not keep
       }
       if (list.size != lists[0].size) {
-        throw UsageError(fmt::format("{}: lists of {} and {} tensors; expected equal lengths", call.op, lists[0].size, list.size));
+        throw UsageError(fmt::format(
+            "{}: lists of {} and {} tensors; expected equal lengths",
+            call.op,
+            lists[0].size,
+            list.size));
       }
       part.positions.push_back(list.begin + i);
       mine.push_back(operands[list.begin + i]);
