@@ -35,16 +35,13 @@ class Placement {
   enum class Kind : uint8_t { kReplicate, kShard, kPartial };
 
   Placement() = default;
-  Placement(Replicate /*unused*/) {
-  } // NOLINT(google-explicit-constructor): {Shard(0), Replicate()} is how users
-    // write it
+  // {Shard(0), Replicate()} is how users write it.
+  // NOLINTBEGIN(google-explicit-constructor)
+  Placement(Replicate /*unused*/) {}
   Placement(Shard shard)
-      : kind_(Kind::kShard),
-        dim_(shard.dim),
-        unit_(shard.unit) {} // NOLINT(google-explicit-constructor)
-  Placement(Partial partial)
-      : kind_(Kind::kPartial),
-        op_(partial.op) {} // NOLINT(google-explicit-constructor)
+      : kind_(Kind::kShard), dim_(shard.dim), unit_(shard.unit) {}
+  Placement(Partial partial) : kind_(Kind::kPartial), op_(partial.op) {}
+  // NOLINTEND(google-explicit-constructor)
 
   Kind kind() const {
     return kind_;
