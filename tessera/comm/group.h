@@ -21,10 +21,12 @@ namespace tessera {
 class GroupImpl;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-// An ordered set of ranks and their collectives. A cheap handle; copies mean the same group.
-// Every call is collective over the group: all its ranks call it in the same order with matching shapes and dtypes.
-// A call returns a Work at once or when it is done, as the backend can; `wait()` throws TimeoutError or PeerError.
-// Tensors must be contiguous and stay alive and untouched until the Work is waited for. A group of one moves nothing.
+// An ordered set of ranks and their collectives. A cheap handle; copies mean
+// the same group. Every call is collective over the group: all its ranks call
+// it in the same order with matching shapes and dtypes. A call returns a Work
+// at once or when it is done, as the backend can; `wait()` throws TimeoutError
+// or PeerError. Tensors must be contiguous and stay alive and untouched until
+// the Work is waited for. A group of one moves nothing.
 class Group {
  public:
   Group() = default;
@@ -32,21 +34,37 @@ class Group {
 
   int64_t rank() const; // of this process or thread inside the group
   int64_t size() const;
-  const std::string& name() const; // the mesh axis that the group serves, or "world"
+  const std::string& name()
+      const; // the mesh axis that the group serves, or "world"
   const std::vector<int64_t>& world_ranks() const;
-  const std::string& backend_name() const; // "shm", "gloo", or "single" for a group of one
+  const std::string& backend_name()
+      const; // "shm", "gloo", or "single" for a group of one
   c10::intrusive_ptr<c10d::Backend> backend() const;
 
   // `tensor` becomes the reduction over all ranks.
   WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op) const;
-  // `in` holds sum(counts) elements, rank after rank; `out` receives this rank's counts[rank()] reduced elements.
-  WorkPtr reduce_scatter(const at::Tensor& in, const at::Tensor& out, std::span<const int64_t> counts, ReduceOp op) const;
-  // `in` holds counts[rank()] elements; `out` receives all ranks' elements, rank after rank.
-  WorkPtr all_gather(const at::Tensor& in, const at::Tensor& out, std::span<const int64_t> counts) const;
-  // `in` holds what goes to each rank, rank after rank; `out` what comes from each.
+  // `in` holds sum(counts) elements, rank after rank; `out` receives this
+  // rank's counts[rank()] reduced elements.
+  WorkPtr reduce_scatter(
+      const at::Tensor& in,
+      const at::Tensor& out,
+      std::span<const int64_t> counts,
+      ReduceOp op) const;
+  // `in` holds counts[rank()] elements; `out` receives all ranks' elements,
+  // rank after rank.
+  WorkPtr all_gather(
+      const at::Tensor& in,
+      const at::Tensor& out,
+      std::span<const int64_t> counts) const;
+  // `in` holds what goes to each rank, rank after rank; `out` what comes from
+  // each.
   WorkPtr all_to_all(
-    const at::Tensor& in, const at::Tensor& out, std::span<const int64_t> in_counts, std::span<const int64_t> out_counts) const;
-  WorkPtr broadcast(const at::Tensor& tensor, int64_t root) const; // root: rank inside the group
+      const at::Tensor& in,
+      const at::Tensor& out,
+      std::span<const int64_t> in_counts,
+      std::span<const int64_t> out_counts) const;
+  WorkPtr broadcast(const at::Tensor& tensor, int64_t root)
+      const; // root: rank inside the group
   WorkPtr send(const at::Tensor& tensor, int64_t peer, int tag = 0) const;
   WorkPtr recv(const at::Tensor& tensor, int64_t peer, int tag = 0) const;
   WorkPtr barrier() const;

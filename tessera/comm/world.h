@@ -22,7 +22,8 @@ namespace tessera {
 
 class WorldImpl;
 
-// All ranks of a job, seen from one of them. A cheap handle; copies mean the same world.
+// All ranks of a job, seen from one of them. A cheap handle; copies mean the
+// same world.
 class World {
  public:
   World() = default;
@@ -35,18 +36,34 @@ class World {
   Record& record() const;
   c10::intrusive_ptr<c10d::Store> store() const;
 
-  // A group of the given world ranks. Collective over those ranks only, which all pass the same list and name in the same order.
-  Group new_group(std::span<const int64_t> world_ranks, const std::string& name) const;
+  // A group of the given world ranks. Collective over those ranks only, which
+  // all pass the same list and name in the same order.
+  Group new_group(
+      std::span<const int64_t> world_ranks, const std::string& name) const;
 
-  // State that a later room keeps per world: one T, made at its first use (default constructor). Thread-safe.
+  // State that a later room keeps per world: one T, made at its first use
+  // (default constructor). Thread-safe.
   template <typename T>
   T& state() const {
-    return *static_cast<T*>(state_slot(typeid(T), [] { return std::shared_ptr<void>(std::make_shared<T>()); }));
+    return *static_cast<T*>(state_slot(typeid(T), [] {
+      return std::shared_ptr<void>(std::make_shared<T>());
+    }));
   }
 
-  bool operator==(const World& other) const { return impl_ == other.impl_; }
-  explicit operator bool() const { return impl_ != nullptr; }
-  const std::shared_ptr<WorldImpl>& impl() const { return impl_; }
+  // A handle that does not keep the world alive. For state that the world
+  // itself keeps (see state()): an owning handle there would be a cycle, and
+  // the world would never end.
+  World unowned() const;
+
+  bool operator==(const World& other) const {
+    return impl_ == other.impl_;
+  }
+  explicit operator bool() const {
+    return impl_ != nullptr;
+  }
+  const std::shared_ptr<WorldImpl>& impl() const {
+    return impl_;
+  }
 
  private:
   void* state_slot(std::type_index type, std::shared_ptr<void> (*make)()) const;
@@ -55,12 +72,14 @@ class World {
 };
 
 struct InitOptions {
-  std::string backend = "auto"; // "auto" (shm when all ranks share the machine, else gloo), "shm", "gloo"
+  std::string backend = "auto"; // "auto" (shm when all ranks share the machine,
+                                // else gloo), "shm", "gloo"
   std::chrono::milliseconds timeout = std::chrono::seconds(300);
 };
 
-// Finds the world: torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), else a world of one.
-// Collective over the job. Blocks until all ranks have met. Throws UsageError, TimeoutError, IoError.
+// Finds the world: torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK,
+// MASTER_ADDR, MASTER_PORT), else a world of one. Collective over the job.
+// Blocks until all ranks have met. Throws UsageError, TimeoutError, IoError.
 World init(const InitOptions& options = {});
 
 } // namespace tessera

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <tessera/comm/group.h>
+
+#include <span>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+namespace tessera {
+
+// What a backend offers to a Group: the calls of group.h after their arguments
+// were checked on this rank (contiguous CPU tensors, counts that fit, more than
+// one rank). One object per group and rank.
+class Collectives {
+ public:
+  Collectives() = default;
+  virtual ~Collectives() = default;
+  Collectives(const Collectives&) = delete;
+  Collectives& operator=(const Collectives&) = delete;
+
+  virtual WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op) = 0;
+  virtual WorkPtr reduce_scatter(
+      const at::Tensor& in,
+      const at::Tensor& out,
+      std::span<const int64_t> counts,
+      ReduceOp op) = 0;
+  virtual WorkPtr all_gather(
+      const at::Tensor& in,
+      const at::Tensor& out,
+      std::span<const int64_t> counts) = 0;
+  virtual WorkPtr all_to_all(
+      const at::Tensor& in,
+      const at::Tensor& out,
+      std::span<const int64_t> in_counts,
+      std::span<const int64_t> out_counts) = 0;
+  virtual WorkPtr broadcast(const at::Tensor& tensor, int64_t root) = 0;
+  virtual WorkPtr send(const at::Tensor& tensor, int64_t peer, int tag) = 0;
+  virtual WorkPtr recv(const at::Tensor& tensor, int64_t peer, int tag) = 0;
+  virtual WorkPtr barrier() = 0;
+
+  virtual c10::intrusive_ptr<c10d::Backend> backend() = 0;
+  // This rank failed: whoever waits for it in this group shall fail too, as
+  // soon as the backend can tell them. Any thread.
+  virtual void abort(const std::string& reason) = 0;
+  // This rank will call nothing more: peers that wait for it fail instead of
+  // waiting on.
+  virtual void leave() = 0;
+};
+
+} // namespace tessera

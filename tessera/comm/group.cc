@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <tessera/base/error.h>
+#include <tessera/base/text.h>
+#include <tessera/comm/group_impl.h>
+
+#include <chrono>
+#include <numeric>
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+class DoneWork : public c10d::Work {
+ public:
+  bool isCompleted() override {
+    return true;
+  }
+  bool isSuccess() const override {
+    return true;
+  }
+  bool wait(std::chrono::milliseconds /*timeout*/) override {
+    return true;
+  }
+};
+
+// Adds the time spent in wait() to the event that the issue recorded.
+class RecordedWork : public c10d::Work {
+ public:
+  RecordedWork(WorkPtr inner, std::shared_ptr<Record> record, uint64_t ticket)
+      : inner_(std::move(inner)), record_(std::move(record)), ticket_(ticket) {}
+
+  bool isCompleted() override {
+    return inner_->isCompleted();
+  }
+  bool isSuccess() const override {
+    return inner_->isSuccess();
+  }
+  std::exception_ptr exception() const override {
+    return inner_->exception();
+  }
+  std::vector<at::Tensor> result() override {
+    return inner_->result();
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    return inner_->getFuture();
+  }
+  bool wait(std::chrono::milliseconds timeout) override {
+    const auto start = Clock::now();
+    const bool done = inner_->wait(timeout);
+    record_->add_seconds(ticket_, seconds_since(start));
+    return done;
+  }
+
+ private:
+  WorkPtr inner_;
+  std::shared_ptr<Record> record_;
+  uint64_t ticket_;
+};
+
+// Runs one collective of more than one rank and records it.
+template <typename Call>
+WorkPtr recorded(
+    const GroupImpl& group, CollectiveKind kind, int64_t bytes, Call&& call) {
+  const auto start = Clock::now();
+  WorkPtr work = call(*group.collectives);
+  const uint64_t ticket = group.record->add(
+      {.kind = kind,
+       .axis = group.name,
+       .bytes = bytes,
+       .seconds = seconds_since(start),
+       .asker = AskerScope::current()});
+  if (work->isCompleted() && work->isSuccess()) {
+    return work;
+  }
+  return c10::make_intrusive<RecordedWork>(
+      std::move(work), group.record, ticket);
+}
+
+int64_t bytes_of(const at::Tensor& tensor) {
+  return static_cast<int64_t>(tensor.nbytes());
+}
+
+int64_t sum_of(std::span<const int64_t> counts) {
+  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+}
+
+[[noreturn]] void refuse(
+    const GroupImpl& group, CollectiveKind kind, const std::string& text) {
+  throw UsageError(fmt::format(
+      "{} [rank {}/{}, group {}]: {}",
+      name_of(kind),
+      group.rank,
+      group.world_ranks.size(),
+      group.name,
+      text));
+}
+
+void check_tensor(
+    const GroupImpl& group, CollectiveKind kind, const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    refuse(group, kind, "got an undefined tensor");
+  }
+  if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided) {
+    refuse(
+        group,
+        kind,
+        "got a tensor that is not dense on the CPU, which this backend cannot "
+        "move; copy it first");
+  }
+  if (!tensor.is_contiguous()) {
+    refuse(
+        group,
+        kind,
+        fmt::format(
+            "got strides {} for shape {}, expected a contiguous tensor; call "
+            "contiguous()",
+            bracketed(tensor.strides()),
+            bracketed(tensor.sizes())));
+  }
+}
+
+void check_counts(
+    const GroupImpl& group,
+    CollectiveKind kind,
+    const char* what,
+    std::span<const int64_t> counts,
+    int64_t numel) {
+  if (counts.size() != group.world_ranks.size()) {
+    refuse(
+        group,
+        kind,
+        fmt::format(
+            "{} has {} entries, expected one per rank", what, counts.size()));
+  }
+  for (const int64_t count : counts) {
+    if (count < 0) {
+      refuse(
+          group,
+          kind,
+          fmt::format("{} {} hold a negative count", what, bracketed(counts)));
+    }
+  }
+  if (sum_of(counts) != numel) {
+    refuse(
+        group,
+        kind,
+        fmt::format(
+            "{} {} add up to {}, the tensor has {} elements",
+            what,
+            bracketed(counts),
+            sum_of(counts),
+            numel));
+  }
+}
+
+void check_own_part(
+    const GroupImpl& group,
+    CollectiveKind kind,
+    const at::Tensor& part,
+    std::span<const int64_t> counts) {
+  const int64_t own = counts[static_cast<std::size_t>(group.rank)];
+  if (part.numel() != own) {
+    refuse(
+        group,
+        kind,
+        fmt::format(
+            "this rank's part has {} elements, its count is {}",
+            part.numel(),
+            own));
+  }
+}
+
+void check_dtypes(
+    const GroupImpl& group,
+    CollectiveKind kind,
+    const at::Tensor& in,
+    const at::Tensor& out) {
+  if (in.scalar_type() != out.scalar_type()) {
+    refuse(
+        group,
+        kind,
+        fmt::format(
+            "input is {}, output is {}; they must match",
+            c10::toString(in.scalar_type()),
+            c10::toString(out.scalar_type())));
+  }
+}
+
+void check_reduction(
+    const GroupImpl& group,
+    CollectiveKind kind,
+    const at::Tensor& tensor,
+    ReduceOp op) {
+  const at::ScalarType type = tensor.scalar_type();
+  const bool known = type == at::kFloat || type == at::kDouble ||
+      type == at::kBFloat16 || type == at::kHalf || type == at::kBool ||
+      type == at::kByte || type == at::kChar || type == at::kShort ||
+      type == at::kInt || type == at::kLong;
+  if (!known || (type == at::kBool && op == ReduceOp::kAvg)) {
+    refuse(
+        group,
+        kind,
+        fmt::format(
+            "cannot reduce {} by {}; convert it to a float dtype",
+            c10::toString(type),
+            name_of(op)));
+  }
+}
+
+void check_peer(const GroupImpl& group, CollectiveKind kind, int64_t peer) {
+  const auto size = static_cast<int64_t>(group.world_ranks.size());
+  if (peer < 0 || peer >= size) {
+    refuse(
+        group,
+        kind,
+        fmt::format("rank {} is not in this group of {}", peer, size));
+  }
+}
+
+// A group of one: what a rank sends itself.
+WorkPtr copy_to_self(const at::Tensor& in, const at::Tensor& out) {
+  if (in.data_ptr() != out.data_ptr() && in.numel() > 0) {
+    std::memcpy(out.data_ptr(), in.const_data_ptr(), in.nbytes());
+  }
+  return done_work();
+}
+
+} // namespace
+
+WorkPtr done_work() {
+  return c10::make_intrusive<DoneWork>();
+}
+
+int64_t Group::rank() const {
+  return impl_->rank;
+}
+
+int64_t Group::size() const {
+  return static_cast<int64_t>(impl_->world_ranks.size());
+}
+
+const std::string& Group::name() const {
+  return impl_->name;
+}
+
+const std::vector<int64_t>& Group::world_ranks() const {
+  return impl_->world_ranks;
+}
+
+const std::string& Group::backend_name() const {
+  return impl_->backend_name;
+}
+
+c10::intrusive_ptr<c10d::Backend> Group::backend() const {
+  return impl_->collectives ? impl_->collectives->backend() : nullptr;
+}
+
+WorkPtr Group::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
+  constexpr auto kKind = CollectiveKind::kAllReduce;
+  check_tensor(*impl_, kKind, tensor);
+  check_reduction(*impl_, kKind, tensor, op);
+  if (size() == 1) {
+    return done_work();
+  }
+  return recorded(*impl_, kKind, bytes_of(tensor), [&](Collectives& c) {
+    return c.all_reduce(tensor, op);
+  });
+}
+
+WorkPtr Group::reduce_scatter(
+    const at::Tensor& in,
+    const at::Tensor& out,
+    std::span<const int64_t> counts,
+    ReduceOp op) const {
+  constexpr auto kKind = CollectiveKind::kReduceScatter;
+  check_tensor(*impl_, kKind, in);
+  check_tensor(*impl_, kKind, out);
+  check_reduction(*impl_, kKind, in, op);
+  check_dtypes(*impl_, kKind, in, out);
+  check_counts(*impl_, kKind, "counts", counts, in.numel());
+  check_own_part(*impl_, kKind, out, counts);
+  if (size() == 1) {
+    return copy_to_self(in, out);
+  }
+  return recorded(*impl_, kKind, bytes_of(in), [&](Collectives& c) {
+    return c.reduce_scatter(in, out, counts, op);
+  });
+}
+
+WorkPtr Group::all_gather(
+    const at::Tensor& in,
+    const at::Tensor& out,
+    std::span<const int64_t> counts) const {
+  constexpr auto kKind = CollectiveKind::kAllGather;
+  check_tensor(*impl_, kKind, in);
+  check_tensor(*impl_, kKind, out);
+  check_dtypes(*impl_, kKind, in, out);
+  check_counts(*impl_, kKind, "counts", counts, out.numel());
+  check_own_part(*impl_, kKind, in, counts);
+  if (size() == 1) {
+    return copy_to_self(in, out);
+  }
+  return recorded(*impl_, kKind, bytes_of(out), [&](Collectives& c) {
+    return c.all_gather(in, out, counts);
+  });
+}
+
+WorkPtr Group::all_to_all(
+    const at::Tensor& in,
+    const at::Tensor& out,
+    std::span<const int64_t> in_counts,
+    std::span<const int64_t> out_counts) const {
+  constexpr auto kKind = CollectiveKind::kAllToAll;
+  check_tensor(*impl_, kKind, in);
+  check_tensor(*impl_, kKind, out);
+  check_dtypes(*impl_, kKind, in, out);
+  check_counts(*impl_, kKind, "in_counts", in_counts, in.numel());
+  check_counts(*impl_, kKind, "out_counts", out_counts, out.numel());
+  if (size() == 1) {
+    return copy_to_self(in, out);
+  }
+  return recorded(*impl_, kKind, bytes_of(in), [&](Collectives& c) {
+    return c.all_to_all(in, out, in_counts, out_counts);
+  });
+}
+
+WorkPtr Group::broadcast(const at::Tensor& tensor, int64_t root) const {
+  constexpr auto kKind = CollectiveKind::kBroadcast;
+  check_tensor(*impl_, kKind, tensor);
+  check_peer(*impl_, kKind, root);
+  if (size() == 1) {
+    return done_work();
+  }
+  return recorded(*impl_, kKind, bytes_of(tensor), [&](Collectives& c) {
+    return c.broadcast(tensor, root);
+  });
+}
+
+WorkPtr Group::send(const at::Tensor& tensor, int64_t peer, int tag) const {
+  constexpr auto kKind = CollectiveKind::kSend;
+  check_tensor(*impl_, kKind, tensor);
+  check_peer(*impl_, kKind, peer);
+  if (peer == rank()) {
+    refuse(*impl_, kKind, "a rank cannot send to itself");
+  }
+  return recorded(*impl_, kKind, bytes_of(tensor), [&](Collectives& c) {
+    return c.send(tensor, peer, tag);
+  });
+}
+
+WorkPtr Group::recv(const at::Tensor& tensor, int64_t peer, int tag) const {
+  constexpr auto kKind = CollectiveKind::kRecv;
+  check_tensor(*impl_, kKind, tensor);
+  check_peer(*impl_, kKind, peer);
+  if (peer == rank()) {
+    refuse(*impl_, kKind, "a rank cannot receive from itself");
+  }
+  return recorded(*impl_, kKind, bytes_of(tensor), [&](Collectives& c) {
+    return c.recv(tensor, peer, tag);
+  });
+}
+
+WorkPtr Group::barrier() const {
+  if (size() == 1) {
+    return done_work();
+  }
+  return recorded(*impl_, CollectiveKind::kBarrier, 0, [](Collectives& c) {
+    return c.barrier();
+  });
+}
+
+} // namespace tessera

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <tessera/comm/collectives.h>
+#include <tessera/comm/group.h>
+#include <tessera/comm/record.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+// What a Group handle points at. `collectives` is null for a group of one.
+class GroupImpl {
+ public:
+  int64_t rank = 0; // inside the group
+  std::vector<int64_t> world_ranks;
+  std::string name;
+  std::string backend_name;
+  std::shared_ptr<Record> record;
+  std::unique_ptr<Collectives> collectives;
+};
+
+// A Work that is done already.
+WorkPtr done_work();
+
+} // namespace tessera

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+namespace tessera {
+
+// How ranks find each other over a store before they have a group. None of this
+// is recorded as communication.
+
+// The value under `key` once a peer has set it. Throws TimeoutError.
+std::string wait_for_key(
+    c10d::Store& store,
+    const std::string& key,
+    std::chrono::milliseconds timeout);
+
+// Blocks until all `size` ranks have called it on this store. Throws
+// TimeoutError that names those who stayed away.
+void meet_at_store(
+    c10d::Store& store,
+    int64_t rank,
+    int64_t size,
+    std::chrono::milliseconds timeout);
+
+// What two ranks must share to be on one machine: host, boot and PID namespace.
+std::string machine_identity();
+std::string host_name();
+
+} // namespace tessera

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <c10/core/ScalarType.h>
+#include <fmt/format.h>
+#include <tessera/base/text.h>
+#include <tessera/comm/shm_header.h>
+
+#include <algorithm>
+
+namespace tessera {
+namespace {
+
+std::span<const int64_t> shape_of(const ShmHeader& header) {
+  const auto ndim = std::min(
+      static_cast<std::size_t>(std::max<int64_t>(header.ndim, 0)),
+      kMaxHeaderDims);
+  return {header.sizes.data(), ndim};
+}
+
+} // namespace
+
+std::string describe(const ShmAnnouncement& call) {
+  const ShmHeader& header = call.header;
+  std::string text(name_of(header.kind));
+  if (header.has_op) {
+    text += fmt::format("({})", name_of(header.op));
+  }
+  if (header.kind != CollectiveKind::kBarrier) {
+    text += fmt::format(
+        " of {}", c10::toString(static_cast<c10::ScalarType>(header.dtype)));
+  }
+  if (header.ndim >= 0 && header.kind != CollectiveKind::kBarrier) {
+    text += " " + bracketed(shape_of(header));
+  }
+  if (header.ndim < 0 && header.kind == CollectiveKind::kAllToAll) {
+    text += " giving " + bracketed(call.counts) + " taking " +
+        bracketed(call.out_counts);
+  } else if (header.ndim < 0) {
+    text += " counts " + bracketed(call.counts);
+  }
+  if (header.root >= 0) {
+    text += fmt::format(" from rank {}", header.root);
+  }
+  if (header.asker[0] != '\0') {
+    text += fmt::format(" asked by {}", header.asker.data());
+  }
+  return text;
+}
+
+const char* find_mismatch(
+    const ShmAnnouncement& mine, const ShmAnnouncement& theirs) {
+  const ShmHeader& a = mine.header;
+  const ShmHeader& b = theirs.header;
+  if (a.kind != b.kind) {
+    return "operations";
+  }
+  if (a.seq != b.seq) {
+    return "sequence numbers";
+  }
+  if (a.dtype != b.dtype) {
+    return "dtypes";
+  }
+  if (a.has_op != b.has_op || a.op != b.op) {
+    return "reductions";
+  }
+  if (a.root != b.root) {
+    return "roots";
+  }
+  if (a.ndim != b.ndim || !std::ranges::equal(shape_of(a), shape_of(b))) {
+    return "shapes";
+  }
+  if (a.ndim < 0 && a.kind != CollectiveKind::kAllToAll &&
+      !std::ranges::equal(mine.counts, theirs.counts)) {
+    return "counts";
+  }
+  return nullptr;
+}
+
+} // namespace tessera

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <tessera/base/error.h>
+#include <tessera/base/text.h>
+#include <tessera/comm/gloo_backend.h>
+#include <tessera/comm/shm_backend.h>
+#include <tessera/comm/world_impl.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+namespace tessera {
+
+WorldImpl::WorldImpl(WorldSetup setup) : setup_(std::move(setup)) {
+  std::vector<int64_t> everyone(static_cast<std::size_t>(setup_.size));
+  std::iota(everyone.begin(), everyone.end(), int64_t{0});
+  world_group_ = new_group(everyone, "world");
+}
+
+WorldImpl::~WorldImpl() {
+  close();
+}
+
+Group WorldImpl::new_group(
+    std::span<const int64_t> world_ranks, const std::string& name) {
+  const auto where = fmt::format(
+      "new_group [rank {}/{}, group {}]", setup_.rank, setup_.size, name);
+  const std::vector<int64_t> ranks(world_ranks.begin(), world_ranks.end());
+  if (std::set<int64_t>(ranks.begin(), ranks.end()).size() != ranks.size()) {
+    throw UsageError(
+        where + ": got ranks " + bracketed(ranks) +
+        ", expected each rank once");
+  }
+  for (const int64_t rank : ranks) {
+    if (rank < 0 || rank >= setup_.size) {
+      throw UsageError(fmt::format(
+          "{}: rank {} is not in the world of {}", where, rank, setup_.size));
+    }
+  }
+  if (std::find(ranks.begin(), ranks.end(), setup_.rank) == ranks.end()) {
+    throw UsageError(
+        where + ": this rank is not among " + bracketed(ranks) +
+        "; only the group's ranks call new_group");
+  }
+  auto impl = make_group(ranks, name);
+  const std::scoped_lock lock(groups_mutex_);
+  std::erase_if(groups_, [](const auto& group) { return group.expired(); });
+  groups_.push_back(impl);
+  return Group(std::move(impl));
+}
+
+std::shared_ptr<GroupImpl> WorldImpl::make_group(
+    std::vector<int64_t> world_ranks, const std::string& name) {
+  auto impl = std::make_shared<GroupImpl>();
+  impl->rank = std::find(world_ranks.begin(), world_ranks.end(), setup_.rank) -
+      world_ranks.begin();
+  impl->world_ranks = std::move(world_ranks);
+  impl->name = name;
+  impl->record = record_;
+  if (impl->world_ranks.size() == 1) {
+    impl->backend_name = "single";
+    return impl;
+  }
+  std::string prefix = name + bracketed(impl->world_ranks);
+  {
+    const std::scoped_lock lock(groups_mutex_);
+    prefix += fmt::format("#{}", groups_made_[prefix]++);
+  }
+  const GroupSetup group{
+      .rank = impl->rank,
+      .world_ranks = impl->world_ranks,
+      .name = name,
+      .timeout = setup_.timeout,
+      .store = c10::make_intrusive<c10d::PrefixStore>(prefix, setup_.store),
+      .one_host = setup_.one_host};
+  impl->backend_name = setup_.backend;
+  impl->collectives = setup_.backend == "shm" ? make_shm_collectives(group)
+                                              : make_gloo_collectives(group);
+  return impl;
+}
+
+void* WorldImpl::state_slot(
+    std::type_index type, std::shared_ptr<void> (*make)()) {
+  const std::scoped_lock lock(state_mutex_);
+  const auto found = state_.find(type);
+  if (found != state_.end()) {
+    return found->second.get();
+  }
+  auto made = make();
+  state_order_.push_back(type);
+  return state_.emplace(type, std::move(made)).first->second.get();
+}
+
+void WorldImpl::abort(const std::string& reason) {
+  const std::scoped_lock lock(groups_mutex_);
+  for (const auto& weak : groups_) {
+    const auto group = weak.lock();
+    if (group && group->collectives) {
+      group->collectives->abort(reason);
+    }
+  }
+}
+
+void WorldImpl::close() {
+  {
+    const std::scoped_lock lock(state_mutex_);
+    for (auto type = state_order_.rbegin(); type != state_order_.rend();
+         ++type) {
+      state_.erase(*type);
+    }
+    state_order_.clear();
+  }
+  world_group_ = Group();
+  const std::scoped_lock lock(groups_mutex_);
+  for (const auto& weak : groups_) { // those whose handles the user kept
+    const auto group = weak.lock();
+    if (group && group->collectives) {
+      group->collectives->leave();
+    }
+  }
+}
+
+int64_t World::rank() const {
+  return impl_->setup().rank;
+}
+
+int64_t World::size() const {
+  return impl_->setup().size;
+}
+
+int64_t World::local_rank() const {
+  return impl_->setup().local_rank;
+}
+
+const Group& World::group() const {
+  return impl_->group();
+}
+
+Record& World::record() const {
+  return impl_->record();
+}
+
+c10::intrusive_ptr<c10d::Store> World::store() const {
+  return impl_->setup().store;
+}
+
+Group World::new_group(
+    std::span<const int64_t> world_ranks, const std::string& name) const {
+  return impl_->new_group(world_ranks, name);
+}
+
+World World::unowned() const {
+  return World(
+      std::shared_ptr<WorldImpl>(std::shared_ptr<void>(), impl_.get()));
+}
+
+void* World::state_slot(
+    std::type_index type, std::shared_ptr<void> (*make)()) const {
+  return impl_->state_slot(type, make);
+}
+
+} // namespace tessera

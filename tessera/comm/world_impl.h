@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <tessera/comm/group_impl.h>
+#include <tessera/comm/world.h>
+
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+namespace tessera {
+
+// How one rank sees its job.
+struct WorldSetup {
+  int64_t rank = 0;
+  int64_t size = 1;
+  int64_t local_rank = 0;
+  std::string backend; // "shm", "gloo"
+  std::chrono::milliseconds timeout{}; // of one collective
+  c10::intrusive_ptr<c10d::Store> store;
+  bool one_host = true; // all ranks share this machine
+};
+
+// What a group's backend is made from.
+struct GroupSetup {
+  int64_t rank = 0; // inside the group
+  std::vector<int64_t> world_ranks;
+  std::string name;
+  std::chrono::milliseconds timeout{};
+  c10::intrusive_ptr<c10d::Store> store; // the group's own names
+  bool one_host = true;
+
+  int64_t size() const {
+    return static_cast<int64_t>(world_ranks.size());
+  }
+};
+
+class WorldImpl {
+ public:
+  explicit WorldImpl(WorldSetup setup);
+  ~WorldImpl();
+  WorldImpl(const WorldImpl&) = delete;
+  WorldImpl& operator=(const WorldImpl&) = delete;
+
+  const WorldSetup& setup() const {
+    return setup_;
+  }
+  const Group& group() const {
+    return world_group_;
+  }
+  Record& record() const {
+    return *record_;
+  }
+
+  // See World::new_group.
+  Group new_group(
+      std::span<const int64_t> world_ranks, const std::string& name);
+  void* state_slot(std::type_index type, std::shared_ptr<void> (*make)());
+
+  // Makes every group of this world fail on the peers that wait for this rank.
+  // Any thread.
+  void abort(const std::string& reason);
+  // Ends this rank's part in an orderly way: drops the rooms' state, then the
+  // groups. Runs once; the destructor calls it.
+  void close();
+
+ private:
+  std::shared_ptr<GroupImpl> make_group(
+      std::vector<int64_t> world_ranks, const std::string& name);
+
+  WorldSetup setup_;
+  std::shared_ptr<Record> record_ = std::make_shared<Record>();
+  std::mutex groups_mutex_;
+  std::map<std::string, int64_t> groups_made_; // by name and ranks
+  std::vector<std::weak_ptr<GroupImpl>> groups_;
+  Group world_group_;
+  std::recursive_mutex state_mutex_; // recursive: a room's state may ask for
+                                     // another's while it is made
+  std::map<std::type_index, std::shared_ptr<void>> state_;
+  std::vector<std::type_index> state_order_;
+};
+
+} // namespace tessera
