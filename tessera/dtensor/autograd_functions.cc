@@ -24,18 +24,22 @@ c10::IValue keep(SpecPtr spec) {
   return static_cast<int64_t>(reinterpret_cast<intptr_t>(spec));
 }
 
-// Another tensor on the same memory and version counter that autograd knows nothing of.
+// Another tensor on the same memory and version counter that autograd knows
+// nothing of.
 at::Tensor untracked_alias(const at::Tensor& tensor) {
-  c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+  c10::impl::ExcludeDispatchKeyGuard guard(
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   at::Tensor result = at::alias(tensor);
   if (!result.is_inference() && !tensor.is_inference()) {
-    result.unsafeGetTensorImpl()->set_version_counter(tensor.unsafeGetTensorImpl()->version_counter());
+    result.unsafeGetTensorImpl()->set_version_counter(
+        tensor.unsafeGetTensorImpl()->version_counter());
   }
   return result;
 }
 
 SpecPtr kept(AutogradContext* context, const char* name) {
-  return reinterpret_cast<SpecPtr>(static_cast<intptr_t>(context->saved_data.at(name).toInt()));
+  return reinterpret_cast<SpecPtr>(
+      static_cast<intptr_t>(context->saved_data.at(name).toInt()));
 }
 
 // Plain gradients in a graph of distributed tensors count as replicated.
@@ -44,61 +48,86 @@ SpecPtr spec_or_replicated(const at::Tensor& gradient, const DeviceMesh& mesh) {
     return spec_of(gradient);
   }
   const Placements placements(static_cast<size_t>(mesh.ndim()), Replicate{});
-  return intern_contiguous(mesh, placements, gradient.sizes(), gradient.scalar_type());
+  return intern_contiguous(
+      mesh, placements, gradient.sizes(), gradient.scalar_type());
 }
 
-at::Tensor moved(const at::Tensor& tensor, SpecPtr from, const Placements& placements, bool may_alias) {
+at::Tensor moved(
+    const at::Tensor& tensor,
+    SpecPtr from,
+    const Placements& placements,
+    bool may_alias) {
   const SpecPtr to = with_placements(from, placements);
   const at::Tensor& local = is_dtensor(tensor) ? local_of(tensor) : tensor;
-  return run_steps(local, plan_redistribution(from, to, CostModel()), may_alias);
+  return run_steps(
+      local, plan_redistribution(from, to, CostModel()), may_alias);
 }
 
-at::Tensor moved_dtensor(const at::Tensor& tensor, SpecPtr from, const Placements& placements) {
-  return wrap_local(moved(tensor, from, placements, false), with_placements(from, placements));
+at::Tensor moved_dtensor(
+    const at::Tensor& tensor, SpecPtr from, const Placements& placements) {
+  return wrap_local(
+      moved(tensor, from, placements, false),
+      with_placements(from, placements));
 }
 
 // Where the gradient of a tensor with these placements goes, given where it is.
-Placements gradient_placements(const Placements& of, const Placements& gradient, bool partial_allowed) {
+Placements gradient_placements(
+    const Placements& of, const Placements& gradient, bool partial_allowed) {
   Placements result = of;
   for (size_t axis = 0; axis < of.size(); ++axis) {
     if (of[axis].is_shard()) {
       continue;
     }
-    const bool keep_partial = partial_allowed && of[axis].is_replicate() && gradient[axis].is_partial(ReduceOp::kSum);
+    const bool keep_partial = partial_allowed && of[axis].is_replicate() &&
+        gradient[axis].is_partial(ReduceOp::kSum);
     result[axis] = keep_partial ? gradient[axis] : Placement(Replicate{});
   }
   return result;
 }
 
 struct ToLocal : public Function<ToLocal> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor, int64_t gradient_spec) {
+  static at::Tensor forward(
+      AutogradContext* context,
+      const at::Tensor& tensor,
+      int64_t gradient_spec) {
     context->saved_data["gradient"] = gradient_spec;
     return untracked_alias(local_of(tensor));
   }
-  static variable_list backward(AutogradContext* context, variable_list gradients) {
+  static variable_list backward(
+      AutogradContext* context, variable_list gradients) {
     if (!gradients[0].defined()) {
       return {at::Tensor(), at::Tensor()};
     }
     const SpecPtr spec = kept(context, "gradient");
-    const SpecPtr typed = intern(spec->mesh, spec->placements, spec->sizes, spec->strides, gradients[0].scalar_type());
-    return {from_local_function(match_layout(gradients[0], typed), typed), at::Tensor()};
+    const SpecPtr typed = intern(
+        spec->mesh,
+        spec->placements,
+        spec->sizes,
+        spec->strides,
+        gradients[0].scalar_type());
+    return {
+        from_local_function(match_layout(gradients[0], typed), typed),
+        at::Tensor()};
   }
 };
 
 struct FromLocal : public Function<FromLocal> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& local, int64_t spec_address) {
+  static at::Tensor forward(
+      AutogradContext* context, const at::Tensor& local, int64_t spec_address) {
     context->saved_data["spec"] = spec_address;
     const SpecPtr spec = kept(context, "spec");
     return wrap_local(untracked_alias(match_layout(local, spec)), spec);
   }
-  static variable_list backward(AutogradContext* context, variable_list gradients) {
+  static variable_list backward(
+      AutogradContext* context, variable_list gradients) {
     if (!gradients[0].defined()) {
       return {at::Tensor(), at::Tensor()};
     }
     const SpecPtr spec = kept(context, "spec");
     AskerScope asker("from_local.backward");
     const SpecPtr from = spec_or_replicated(gradients[0], spec->mesh);
-    const Placements placements = gradient_placements(spec->placements, from->placements, false);
+    const Placements placements =
+        gradient_placements(spec->placements, from->placements, false);
     if (at::GradMode::is_enabled() && is_dtensor(gradients[0])) {
       return {to_local(redistribute(gradients[0], placements)), at::Tensor()};
     }
@@ -107,20 +136,26 @@ struct FromLocal : public Function<FromLocal> {
 };
 
 struct Redistribute : public Function<Redistribute> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor, int64_t to_address) {
+  static at::Tensor forward(
+      AutogradContext* context, const at::Tensor& tensor, int64_t to_address) {
     context->saved_data["to"] = to_address;
     context->saved_data["from"] = keep(spec_of(tensor));
-    AskerScope asker(AskerScope::current()[0] == '\0' ? "redistribute" : AskerScope::current());
-    return moved_dtensor(tensor, spec_of(tensor), kept(context, "to")->placements);
+    AskerScope asker(
+        AskerScope::current()[0] == '\0' ? "redistribute"
+                                         : AskerScope::current());
+    return moved_dtensor(
+        tensor, spec_of(tensor), kept(context, "to")->placements);
   }
-  static variable_list backward(AutogradContext* context, variable_list gradients) {
+  static variable_list backward(
+      AutogradContext* context, variable_list gradients) {
     if (!gradients[0].defined()) {
       return {at::Tensor(), at::Tensor()};
     }
     const SpecPtr input = kept(context, "from");
     AskerScope asker("redistribute.backward");
     const SpecPtr from = spec_or_replicated(gradients[0], input->mesh);
-    const Placements placements = gradient_placements(input->placements, from->placements, true);
+    const Placements placements =
+        gradient_placements(input->placements, from->placements, true);
     if (at::GradMode::is_enabled() && is_dtensor(gradients[0])) {
       return {redistribute(gradients[0], placements), at::Tensor()};
     }
@@ -129,15 +164,26 @@ struct Redistribute : public Function<Redistribute> {
 };
 
 struct Distribute : public Function<Distribute> {
-  static at::Tensor forward(AutogradContext* /*context*/, const at::Tensor& /*value*/, const at::Tensor& whole, int64_t to_address) {
-    const auto* to = reinterpret_cast<SpecPtr>(static_cast<intptr_t>(to_address));
+  static at::Tensor forward(
+      AutogradContext* /*context*/,
+      const at::Tensor& /*value*/,
+      const at::Tensor& whole,
+      int64_t to_address) {
+    const auto* to =
+        reinterpret_cast<SpecPtr>(static_cast<intptr_t>(to_address));
     const Placements replicated(to->placements.size(), Replicate{});
     const SpecPtr from = with_placements(to, replicated);
-    return wrap_local(match_layout(run_steps(whole, plan_redistribution(from, to, CostModel())), to), to);
+    return wrap_local(
+        match_layout(
+            run_steps(whole, plan_redistribution(from, to, CostModel())), to),
+        to);
   }
-  static variable_list backward(AutogradContext* /*context*/, variable_list gradients) {
+  static variable_list backward(
+      AutogradContext* /*context*/, variable_list gradients) {
     const at::Tensor& gradient = gradients[0];
-    const at::Tensor whole = gradient.defined() && is_dtensor(gradient) ? full_tensor(gradient) : gradient;
+    const at::Tensor whole = gradient.defined() && is_dtensor(gradient)
+        ? full_tensor(gradient)
+        : gradient;
     return {whole, at::Tensor(), at::Tensor()};
   }
 };
@@ -156,7 +202,8 @@ at::Tensor redistribute_function(const at::Tensor& tensor, SpecPtr to) {
   return Redistribute::apply(tensor, keep(to).toInt());
 }
 
-at::Tensor distribute_function(const at::Tensor& value, const at::Tensor& whole, SpecPtr to) {
+at::Tensor distribute_function(
+    const at::Tensor& value, const at::Tensor& whole, SpecPtr to) {
   return Distribute::apply(value, whole, keep(to).toInt());
 }
 

@@ -12,7 +12,8 @@ namespace {
 using Kind = OpInfo::ArgKind;
 
 constexpr uint64_t kAbsent = 0;
-constexpr uint64_t kDistributedTag = 1; // low bits of a tensor's word; spec ids fill the rest
+constexpr uint64_t kDistributedTag =
+    1; // low bits of a tensor's word; spec ids fill the rest
 constexpr uint64_t kPlainTag = 2;
 constexpr uint64_t kPresent = 3;
 
@@ -63,8 +64,9 @@ void CallKey::push_tensor(const at::TensorBase& tensor) {
 void CallKey::push_plain(const at::TensorBase& tensor) {
   const bool wrapped = tensor.unsafeGetTensorImpl()->is_wrapped_number();
   push(
-    kPlainTag | (static_cast<uint64_t>(tensor.scalar_type()) << 2) | (static_cast<uint64_t>(wrapped) << 16) |
-    (static_cast<uint64_t>(tensor.dim()) << 17));
+      kPlainTag | (static_cast<uint64_t>(tensor.scalar_type()) << 2) |
+      (static_cast<uint64_t>(wrapped) << 16) |
+      (static_cast<uint64_t>(tensor.dim()) << 17));
   for (int64_t size : tensor.sizes()) {
     push(static_cast<uint64_t>(size));
   }
@@ -95,10 +97,15 @@ void CallKey::push_number(const OpInfo::Arg& arg, const c10::IValue& value) {
       return;
     case Kind::kReal:
     case Kind::kScalar: {
-      const uint64_t type = value.isDouble() ? 0 : value.isInt() ? 1 : value.isBool() ? 2 : value.isComplexDouble() ? 3 : 4;
+      const uint64_t type = value.isDouble() ? 0
+          : value.isInt()                    ? 1
+          : value.isBool()                   ? 2
+          : value.isComplexDouble()          ? 3
+                                             : 4;
       push(kPresent | (type << 2));
       if (arg.deciding) {
-        push(value.isComplexDouble() ? 0 : bits_of(value.toScalar().toDouble()));
+        push(
+            value.isComplexDouble() ? 0 : bits_of(value.toScalar().toDouble()));
       }
       return;
     }
@@ -107,7 +114,9 @@ void CallKey::push_number(const OpInfo::Arg& arg, const c10::IValue& value) {
       return;
     case Kind::kDevice: {
       const c10::Device device = value.toDevice();
-      push(kPresent | (static_cast<uint64_t>(device.type()) << 2) | (static_cast<uint64_t>(static_cast<uint8_t>(device.index())) << 16));
+      push(
+          kPresent | (static_cast<uint64_t>(device.type()) << 2) |
+          (static_cast<uint64_t>(static_cast<uint8_t>(device.index())) << 16));
       return;
     }
     default:
@@ -137,14 +146,16 @@ void CallKey::push_text(const std::string& text) {
   push(kPresent | (text.size() << 2));
   for (size_t i = 0; i < text.size(); i += sizeof(uint64_t)) {
     uint64_t word = 0;
-    std::memcpy(&word, text.data() + i, std::min(sizeof(uint64_t), text.size() - i));
+    std::memcpy(
+        &word, text.data() + i, std::min(sizeof(uint64_t), text.size() - i));
     push(word);
   }
 }
 
 namespace {
 
-// A tensor that is replicated everywhere may join a call on another mesh; the others must share theirs.
+// A tensor that is replicated everywhere may join a call on another mesh; the
+// others must share theirs.
 class MeshChoice {
  public:
   explicit MeshChoice(const OpInfo& info) : info_(info) {}
@@ -161,10 +172,16 @@ class MeshChoice {
       chosen_free_ = free;
     } else if (!free && !(spec->mesh == chosen_)) {
       throw UsageError(fmt::format(
-        "{}: tensors on {} and on {}; bring them to one mesh (full_tensor and distribute) first", info_.name, chosen_.str(), spec->mesh.str()));
+          "{}: tensors on {} and on {}; bring them to one mesh (full_tensor "
+          "and distribute) first",
+          info_.name,
+          chosen_.str(),
+          spec->mesh.str()));
     }
   }
-  DeviceMesh chosen() const { return chosen_; }
+  DeviceMesh chosen() const {
+    return chosen_;
+  }
 
  private:
   const OpInfo& info_;

@@ -12,15 +12,22 @@
 
 namespace tessera {
 
-// The signature of one call as machine words: everything that a decision may depend on, exactly (no hash stands for a value).
+// The signature of one call as machine words: everything that a decision may
+// depend on, exactly (no hash stands for a value).
 class CallKey {
  public:
   // Reads the last `info.args.size()` values of the stack.
   CallKey(const OpInfo& info, const torch::jit::Stack& stack);
 
-  const uint64_t* words() const { return size_ <= kInline ? inline_ : heap_.data(); }
-  size_t size() const { return size_; }
-  uint64_t hash() const { return hash_; }
+  const uint64_t* words() const {
+    return size_ <= kInline ? inline_ : heap_.data();
+  }
+  size_t size() const {
+    return size_;
+  }
+  uint64_t hash() const {
+    return hash_;
+  }
 
  private:
   static constexpr size_t kInline = 48;
@@ -49,7 +56,8 @@ class CallKey {
   std::vector<uint64_t> heap_;
 };
 
-// The mesh of the call's distributed tensors. Throws UsageError when they live on meshes that do not fit together.
+// The mesh of the call's distributed tensors. Throws UsageError when they live
+// on meshes that do not fit together.
 DeviceMesh mesh_of_call(const OpInfo& info, const torch::jit::Stack& stack);
 
 } // namespace tessera

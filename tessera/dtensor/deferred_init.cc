@@ -10,7 +10,10 @@
 
 namespace tessera {
 
-void DeferredInit::record(const c10::OperatorHandle& op, std::vector<c10::IValue> arguments, const RandomState& before) {
+void DeferredInit::record(
+    const c10::OperatorHandle& op,
+    std::vector<c10::IValue> arguments,
+    const RandomState& before) {
   initialisers_.push_back({op, std::move(arguments), before});
 }
 
@@ -24,16 +27,21 @@ void DeferredInit::materialise() {
   if (is_materialised()) {
     return;
   }
-  c10::impl::ExcludeDispatchKeyGuard no_deferral(c10::DispatchKey::DeferredInit);
+  c10::impl::ExcludeDispatchKeyGuard no_deferral(
+      c10::DispatchKey::DeferredInit);
   at::NoGradGuard no_grad;
   const World& world = spec_->mesh.world();
   const RandomState now = random_state(world);
-  local_ = empty_local(spec_, at::TensorOptions().device(spec_->mesh.device_type()));
+  local_ =
+      empty_local(spec_, at::TensorOptions().device(spec_->mesh.device_type()));
   const at::Tensor tensor = DTensorImpl::wrap(local_, spec_);
   for (const Initialiser& initialiser : initialisers_) {
     set_random_state(world, initialiser.before);
     torch::jit::Stack stack{tensor};
-    stack.insert(stack.end(), initialiser.arguments.begin(), initialiser.arguments.end());
+    stack.insert(
+        stack.end(),
+        initialiser.arguments.begin(),
+        initialiser.arguments.end());
     initialiser.op.callBoxed(stack);
   }
   set_random_state(world, now);

@@ -2,17 +2,24 @@
 //
 // How an operator on distributed tensors runs.
 //
-// Every operator gets a boxed kernel of its own at our dispatch key (libtorch's decompositions would otherwise run with plain outputs). A
-// call goes: read the arguments into a key of machine words; find the plan that this signature got the first time; put the locals in place
-// of the distributed tensors on the stack; redispatch to the locals' backend; wrap what comes back. On that path nothing is allocated but
-// the results' TensorImpls. Autograd sits above us and sees global tensors only.
+// Every operator gets a boxed kernel of its own at our dispatch key (libtorch's
+// decompositions would otherwise run with plain outputs). A call goes: read the
+// arguments into a key of machine words; find the plan that this signature got
+// the first time; put the locals in place of the distributed tensors on the
+// stack; redispatch to the locals' backend; wrap what comes back. On that path
+// nothing is allocated but the results' TensorImpls. Autograd sits above us and
+// sees global tensors only.
 //
-// Plans live in a thread-local table per operator: a small direct-mapped array in front of a hash map. Keys hold spec ids, which are never
-// reused and belong to a world, so ranks that are threads of one process cannot meet in it. A plan depends only on what all ranks share, so
-// it does not matter which rank still has it cached.
+// Plans live in a thread-local table per operator: a small direct-mapped array
+// in front of a hash map. Keys hold spec ids, which are never reused and belong
+// to a world, so ranks that are threads of one process cannot meet in it. A
+// plan depends only on what all ranks share, so it does not matter which rank
+// still has it cached.
 //
-// The general path (`run_general`) does what the simple one skips: moves inputs to the placements that the decision wants, edits arguments,
-// runs a stand-in computation, reduces raw results, brings written tensors back to their own placements.
+// The general path (`run_general`) does what the simple one skips: moves inputs
+// to the placements that the decision wants, edits arguments, runs a stand-in
+// computation, reduces raw results, brings written tensors back to their own
+// placements.
 #include <tessera/dtensor/dispatch.h>
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -45,14 +52,17 @@ namespace {
 
 using torch::jit::Stack;
 
-// ---------------------------------------------------------------------------------------------------------------- the plan cache
+// ----------------------------------------------------------------------------------------------------------------
+// the plan cache
 
 struct CacheEntry {
   std::vector<uint64_t> words;
   std::unique_ptr<ExecPlan> plan;
 
   bool matches(const CallKey& key) const {
-    return words.size() == key.size() && std::memcmp(words.data(), key.words(), key.size() * sizeof(uint64_t)) == 0;
+    return words.size() == key.size() &&
+        std::memcmp(words.data(), key.words(), key.size() * sizeof(uint64_t)) ==
+        0;
   }
 };
 
@@ -95,7 +105,8 @@ class PlanCache {
   std::unordered_multimap<uint64_t, std::unique_ptr<CacheEntry>> all_;
 };
 
-thread_local std::vector<std::unique_ptr<PlanCache>> caches __attribute__((tls_model("initial-exec")));
+thread_local std::vector<std::unique_ptr<PlanCache>> caches
+    __attribute__((tls_model("initial-exec")));
 
 PlanCache& cache_of(size_t op_index) {
   if (C10_UNLIKELY(op_index >= caches.size())) {
@@ -108,7 +119,8 @@ PlanCache& cache_of(size_t op_index) {
   return *cache;
 }
 
-// ------------------------------------------------------------------------------------------------------- operators without a rule
+// -------------------------------------------------------------------------------------------------------
+// operators without a rule
 
 struct FallbackLog {
   std::mutex mutex;
@@ -122,21 +134,30 @@ void count_fallback(const ExecPlan& plan, const OpInfo& info) {
   ++log.counts[info.name];
   bool& named = log.named[info.name];
   if (!named && plan.mesh.world().rank() == 0) {
-    spdlog::warn("{} has no sharding rule: it runs on replicated inputs, which is right but slow (named once)", info.name);
+    spdlog::warn(
+        "{} has no sharding rule: it runs on replicated inputs, which is right "
+        "but slow (named once)",
+        info.name);
   }
   named = true;
 }
 
-// ------------------------------------------------------------------------------------------------------------------ the operator kernel
+// ------------------------------------------------------------------------------------------------------------------
+// the operator kernel
 
-// The distributed tensors behind the arguments that an operator writes; they are what it returns.
+// The distributed tensors behind the arguments that an operator writes; they
+// are what it returns.
 using WrittenTensors = c10::SmallVector<at::Tensor, 4>;
 
 class OpKernel final : public c10::OperatorKernel {
  public:
-  OpKernel(const c10::OperatorHandle& op, size_t index) : info_(op), index_(index), path_(path_of(info_)) {}
+  OpKernel(const c10::OperatorHandle& op, size_t index)
+      : info_(op), index_(index), path_(path_of(info_)) {}
 
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
+  void operator()(
+      const c10::OperatorHandle& op,
+      c10::DispatchKeySet /*keys*/,
+      Stack* stack) {
     if (C10_UNLIKELY(path_ == Path::kInplaceView)) {
       run_inplace_view(op, *stack);
       return;
@@ -170,12 +191,16 @@ class OpKernel final : public c10::OperatorKernel {
   static Path path_of(const OpInfo& info);
 
   c10::IValue& argument(Stack& stack, int position) const {
-    return stack[stack.size() - info_.args.size() + static_cast<size_t>(position)];
+    return stack
+        [stack.size() - info_.args.size() + static_cast<size_t>(position)];
   }
 
-  void run_simple(const c10::OperatorHandle& op, const ExecPlan& plan, Stack& stack) const;
-  void run_inplace(const c10::OperatorHandle& op, const ExecPlan& plan, Stack& stack) const;
-  void run_general(const c10::OperatorHandle& op, ExecPlan& plan, Stack& stack) const;
+  void run_simple(
+      const c10::OperatorHandle& op, const ExecPlan& plan, Stack& stack) const;
+  void run_inplace(
+      const c10::OperatorHandle& op, const ExecPlan& plan, Stack& stack) const;
+  void run_general(
+      const c10::OperatorHandle& op, ExecPlan& plan, Stack& stack) const;
   void run_inplace_view(const c10::OperatorHandle& op, Stack& stack) const;
 
   at::Tensor view_base(Stack& stack) const;
@@ -187,10 +212,18 @@ class OpKernel final : public c10::OperatorKernel {
     }
   }
   WrittenTensors take_written(Stack& stack) const;
-  std::vector<at::Tensor> computed_locals(const ExecPlan& plan, Stack& stack) const;
-  void finish_written(const ExecPlan& plan, const WrittenTensors& written, const std::vector<at::Tensor>& computed) const;
-  std::vector<at::Tensor> finished_locals(ExecPlan& plan, Stack& stack, LocalCall& call) const;
-  void put_results(Stack& stack, const WrittenTensors& written, const std::vector<at::Tensor>& wrapped) const;
+  std::vector<at::Tensor> computed_locals(
+      const ExecPlan& plan, Stack& stack) const;
+  void finish_written(
+      const ExecPlan& plan,
+      const WrittenTensors& written,
+      const std::vector<at::Tensor>& computed) const;
+  std::vector<at::Tensor> finished_locals(
+      ExecPlan& plan, Stack& stack, LocalCall& call) const;
+  void put_results(
+      Stack& stack,
+      const WrittenTensors& written,
+      const std::vector<at::Tensor>& wrapped) const;
 
   OpInfo info_;
   size_t index_;
@@ -209,50 +242,79 @@ OpKernel::Path OpKernel::path_of(const OpInfo& info) {
   if (info.written_args.empty()) {
     return info.results.empty() ? Path::kGeneral : Path::kSimple;
   }
-  const bool one = info.written_args.size() == 1 && info.results.size() == 1 && info.results[0].alias_of == info.written_args[0] &&
-    info.args[static_cast<size_t>(info.written_args[0])].kind == OpInfo::ArgKind::kTensor;
+  const bool one = info.written_args.size() == 1 && info.results.size() == 1 &&
+      info.results[0].alias_of == info.written_args[0] &&
+      info.args[static_cast<size_t>(info.written_args[0])].kind ==
+          OpInfo::ArgKind::kTensor;
   return one ? Path::kInplace : Path::kGeneral;
 }
 
-// A view's local shares its base's version counter, as autograd expects of the global ones.
+// A view's local shares its base's version counter, as autograd expects of the
+// global ones.
 void share_version(const at::Tensor& view, const at::Tensor& base) {
   if (view.defined() && !view.is_inference() && !base.is_inference()) {
-    view.unsafeGetTensorImpl()->set_version_counter(base.unsafeGetTensorImpl()->version_counter());
+    view.unsafeGetTensorImpl()->set_version_counter(
+        base.unsafeGetTensorImpl()->version_counter());
   }
 }
 
-[[noreturn]] void refuse_result(const OpInfo& info, const at::Tensor& local, SpecPtr spec) {
+[[noreturn]] void refuse_result(
+    const OpInfo& info, const at::Tensor& local, SpecPtr spec) {
   throw Error(fmt::format(
-    "{}: the local result is {} [{}], its rule promised [{}] of {}; this is a defect of the rule",
-    info.name,
-    c10::toString(local.scalar_type()),
-    fmt::join(local.sizes(), ", "),
-    fmt::join(spec->local_sizes, ", "),
-    spec->str()));
+      "{}: the local result is {} [{}], its rule promised [{}] of {}; this is "
+      "a defect of the rule",
+      info.name,
+      c10::toString(local.scalar_type()),
+      fmt::join(local.sizes(), ", "),
+      fmt::join(spec->local_sizes, ", "),
+      spec->str()));
 }
 
 void check_result(const OpInfo& info, const at::Tensor& local, SpecPtr spec) {
-  if (C10_UNLIKELY(local.scalar_type() != spec->dtype || local.sizes() != c10::IntArrayRef(spec->local_sizes))) {
+  if (C10_UNLIKELY(
+          local.scalar_type() != spec->dtype ||
+          local.sizes() != c10::IntArrayRef(spec->local_sizes))) {
     refuse_result(info, local, spec);
   }
 }
 
 [[noreturn]] void refuse_lost_write(const OpInfo& info) {
   throw UsageError(fmt::format(
-    "{}: writes in place to a view that needed communication, so it is a copy and the write would be lost; write to the tensor it was made "
-    "from, or redistribute that one first",
-    info.name));
+      "{}: writes in place to a view that needed communication, so it is a "
+      "copy and the write would be lost; write to the tensor it was made "
+      "from, or redistribute that one first",
+      info.name));
 }
 
-at::Tensor wrap_dynamic(const ExecPlan& plan, const ExecPlan::Output& output, const at::Tensor& local) {
+at::Tensor wrap_dynamic(
+    const ExecPlan& plan,
+    const ExecPlan::Output& output,
+    const at::Tensor& local) {
   if (!local.defined()) {
     return local;
   }
-  return DTensorImpl::wrap(local, intern(plan.mesh, output.placements, local.sizes(), local.strides(), local.scalar_type()));
+  if (output.sizes.empty()) {
+    return DTensorImpl::wrap(
+        local,
+        intern(
+            plan.mesh,
+            output.placements,
+            local.sizes(),
+            local.strides(),
+            local.scalar_type()));
+  }
+  std::vector<int64_t> sizes = output.sizes;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    sizes[d] = sizes[d] < 0 ? local.sizes()[d] : sizes[d];
+  }
+  const SpecPtr spec = intern_contiguous(
+      plan.mesh, output.placements, sizes, local.scalar_type());
+  return DTensorImpl::wrap(match_layout(local, spec), spec);
 }
 
 // The hot path.
-void OpKernel::run_simple(const c10::OperatorHandle& op, const ExecPlan& plan, Stack& stack) const {
+void OpKernel::run_simple(
+    const c10::OperatorHandle& op, const ExecPlan& plan, Stack& stack) const {
   const at::Tensor base = info_.is_view ? view_base(stack) : at::Tensor();
   const c10::DispatchKeySet keys = put_locals(stack);
   edit_arguments(plan, stack);
@@ -275,7 +337,8 @@ void OpKernel::run_simple(const c10::OperatorHandle& op, const ExecPlan& plan, S
 }
 
 // The hot path of operators that write and return one tensor.
-void OpKernel::run_inplace(const c10::OperatorHandle& op, const ExecPlan& plan, Stack& stack) const {
+void OpKernel::run_inplace(
+    const c10::OperatorHandle& op, const ExecPlan& plan, Stack& stack) const {
   const at::Tensor self = argument(stack, info_.written_args[0]).toTensor();
   DTensorImpl* impl = DTensorImpl::get(self);
   if (C10_UNLIKELY(impl->is_copied_view())) {
@@ -298,7 +361,8 @@ at::Tensor OpKernel::view_base(Stack& stack) const {
   return impl != nullptr ? impl->local() : value.toTensor();
 }
 
-// Replaces every distributed tensor on the stack by its local one; says where to dispatch them.
+// Replaces every distributed tensor on the stack by its local one; says where
+// to dispatch them.
 c10::DispatchKeySet OpKernel::put_locals(Stack& stack) const {
   c10::DispatchKeySet keys;
   for (int position : info_.tensor_args) {
@@ -318,7 +382,8 @@ c10::DispatchKeySet OpKernel::put_locals(Stack& stack) const {
       }
       value = std::move(locals);
     } else if (value.isList()) {
-      c10::List<std::optional<at::Tensor>> locals = value.toOptionalTensorList().copy();
+      c10::List<std::optional<at::Tensor>> locals =
+          value.toOptionalTensorList().copy();
       for (size_t i = 0; i < locals.size(); ++i) {
         std::optional<at::Tensor> tensor = locals.get(i);
         if (tensor.has_value() && tensor->defined()) {
@@ -356,7 +421,9 @@ WrittenTensors OpKernel::take_written(Stack& stack) const {
 }
 
 at::Tensor element_of(const c10::IValue& value, int element) {
-  return element < 0 ? value.toTensor() : value.toListRef()[static_cast<size_t>(element)].toTensor();
+  return element < 0
+      ? value.toTensor()
+      : value.toListRef()[static_cast<size_t>(element)].toTensor();
 }
 
 void set_element(c10::IValue& value, int element, at::Tensor tensor) {
@@ -365,12 +432,15 @@ void set_element(c10::IValue& value, int element, at::Tensor tensor) {
   } else if (value.isTensorList()) {
     value.toTensorList().set(static_cast<size_t>(element), std::move(tensor));
   } else {
-    value.toOptionalTensorList().set(static_cast<size_t>(element), std::move(tensor));
+    value.toOptionalTensorList().set(
+        static_cast<size_t>(element), std::move(tensor));
   }
 }
 
-// The locals of written arguments that had to be moved before the computation: they hold the results now.
-std::vector<at::Tensor> OpKernel::computed_locals(const ExecPlan& plan, Stack& stack) const {
+// The locals of written arguments that had to be moved before the computation:
+// they hold the results now.
+std::vector<at::Tensor> OpKernel::computed_locals(
+    const ExecPlan& plan, Stack& stack) const {
   std::vector<at::Tensor> computed;
   for (const ExecPlan::Return& back : plan.returns) {
     computed.push_back(element_of(argument(stack, back.arg), back.element));
@@ -378,10 +448,15 @@ std::vector<at::Tensor> OpKernel::computed_locals(const ExecPlan& plan, Stack& s
   return computed;
 }
 
-// Brings written tensors back to their own placements and lets their version counters know.
-void OpKernel::finish_written(const ExecPlan& plan, const WrittenTensors& written, const std::vector<at::Tensor>& computed) const {
+// Brings written tensors back to their own placements and lets their version
+// counters know.
+void OpKernel::finish_written(
+    const ExecPlan& plan,
+    const WrittenTensors& written,
+    const std::vector<at::Tensor>& computed) const {
   for (size_t i = 0; i < plan.returns.size(); ++i) {
-    const at::Tensor local = DTensorImpl::get(written[plan.returns[i].written_index])->local();
+    const at::Tensor local =
+        DTensorImpl::get(written[plan.returns[i].written_index])->local();
     local.copy_(run_steps(computed[i], plan.returns[i].steps, true));
   }
   for (const at::Tensor& tensor : written) {
@@ -390,7 +465,8 @@ void OpKernel::finish_written(const ExecPlan& plan, const WrittenTensors& writte
       continue;
     }
     impl->bump_local_version();
-    if (info_.writes_lists) { // autograd does not bump the elements of written lists
+    if (info_.writes_lists) { // autograd does not bump the elements of written
+                              // lists
       impl->bump_version();
     }
   }
@@ -399,7 +475,8 @@ void OpKernel::finish_written(const ExecPlan& plan, const WrittenTensors& writte
 void OpKernel::move_inputs(const ExecPlan& plan, Stack& stack) const {
   for (const ExecPlan::Move& move : plan.moves) {
     c10::IValue& value = argument(stack, move.arg);
-    const bool may_alias = !info_.args[static_cast<size_t>(move.arg)].written && !info_.is_view;
+    const bool may_alias =
+        !info_.args[static_cast<size_t>(move.arg)].written && !info_.is_view;
     const at::Tensor local = element_of(value, move.element);
     at::Tensor moved = run_steps(local, move.steps, may_alias);
     if (local.unsafeGetTensorImpl()->is_wrapped_number()) {
@@ -409,14 +486,17 @@ void OpKernel::move_inputs(const ExecPlan& plan, Stack& stack) const {
   }
 }
 
-void OpKernel::run_general(const c10::OperatorHandle& op, ExecPlan& plan, Stack& stack) const {
-  c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+void OpKernel::run_general(
+    const c10::OperatorHandle& op, ExecPlan& plan, Stack& stack) const {
+  c10::impl::ExcludeDispatchKeyGuard guard(
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   AskerScope asker(info_.name.c_str());
   if (plan.decision.fallback) {
     count_fallback(plan, info_);
   }
   const WrittenTensors written = take_written(stack);
-  const at::Tensor base = info_.is_view && !plan.copied_view ? view_base(stack) : at::Tensor();
+  const at::Tensor base =
+      info_.is_view && !plan.copied_view ? view_base(stack) : at::Tensor();
   LocalCall call{op, info_, put_locals(stack), plan};
   move_inputs(plan, stack);
   edit_arguments(plan, stack);
@@ -450,7 +530,8 @@ bool is_fresh_result(const OpInfo::Result& result) {
 }
 
 // Appends every fresh tensor of the results to `flat`.
-void flatten_results(const OpInfo& info, const Stack& stack, std::vector<at::Tensor>& flat) {
+void flatten_results(
+    const OpInfo& info, const Stack& stack, std::vector<at::Tensor>& flat) {
   const size_t count = info.results.size();
   for (size_t i = 0; i < count; ++i) {
     const c10::IValue& value = stack[stack.size() - count + i];
@@ -468,7 +549,8 @@ void flatten_results(const OpInfo& info, const Stack& stack, std::vector<at::Ten
 }
 
 // The fresh results' locals in their final placements and layout.
-std::vector<at::Tensor> OpKernel::finished_locals(ExecPlan& plan, Stack& stack, LocalCall& call) const {
+std::vector<at::Tensor> OpKernel::finished_locals(
+    ExecPlan& plan, Stack& stack, LocalCall& call) const {
   std::vector<at::Tensor> locals;
   flatten_results(info_, stack, locals);
   if (!plan.outputs_ready) {
@@ -490,8 +572,12 @@ std::vector<at::Tensor> OpKernel::finished_locals(ExecPlan& plan, Stack& stack, 
   return locals;
 }
 
-// Puts distributed results where the local ones are on the stack; written arguments are returned as themselves.
-void OpKernel::put_results(Stack& stack, const WrittenTensors& written, const std::vector<at::Tensor>& wrapped) const {
+// Puts distributed results where the local ones are on the stack; written
+// arguments are returned as themselves.
+void OpKernel::put_results(
+    Stack& stack,
+    const WrittenTensors& written,
+    const std::vector<at::Tensor>& wrapped) const {
   size_t next = 0;
   size_t next_written = 0;
   const size_t count = info_.results.size();
@@ -511,27 +597,37 @@ void OpKernel::put_results(Stack& stack, const WrittenTensors& written, const st
   }
 }
 
-// t_, squeeze_, unsqueeze_ and their like: the functional twin runs, and the tensor becomes its result.
-void OpKernel::run_inplace_view(const c10::OperatorHandle& op, Stack& stack) const {
+// t_, squeeze_, unsqueeze_ and their like: the functional twin runs, and the
+// tensor becomes its result.
+void OpKernel::run_inplace_view(
+    const c10::OperatorHandle& op, Stack& stack) const {
   const at::Tensor self = argument(stack, 0).toTensor();
   std::string twin_name = op.operator_name().name;
   twin_name.pop_back();
-  const auto twin = c10::Dispatcher::singleton().findSchema({twin_name, op.operator_name().overload_name});
-  if (!twin.has_value() || twin->schema().arguments().size() != info_.args.size()) {
-    throw UsageError(fmt::format("{}: cannot change a distributed tensor in place; make a new one instead", info_.name));
+  const auto twin = c10::Dispatcher::singleton().findSchema(
+      {twin_name, op.operator_name().overload_name});
+  if (!twin.has_value() ||
+      twin->schema().arguments().size() != info_.args.size()) {
+    throw UsageError(fmt::format(
+        "{}: cannot change a distributed tensor in place; make a new one "
+        "instead",
+        info_.name));
   }
-  c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+  c10::impl::ExcludeDispatchKeyGuard guard(
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   twin->callBoxed(stack);
   DTensorImpl* source = DTensorImpl::get(stack.back().toTensor());
   DTensorImpl::get(self)->reset(source->local(), source->spec());
   stack.back() = self;
 }
 
-// ------------------------------------------------------------------------------------------------------------------------- registration
+// -------------------------------------------------------------------------------------------------------------------------
+// registration
 
 // Whether libtorch takes the operator apart itself before our key is reached.
 bool decomposes(const c10::OperatorHandle& op) {
-  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  return op.hasKernelForDispatchKey(
+      c10::DispatchKey::CompositeImplicitAutograd);
 }
 
 bool has_tensor_argument(const c10::OperatorHandle& op) {
@@ -543,23 +639,27 @@ bool has_tensor_argument(const c10::OperatorHandle& op) {
   return false;
 }
 
-// Registers kernels for the operators that are known, and for later ones when asked again.
+// Registers kernels for the operators that are known, and for later ones when
+// asked again.
 class Registrar {
  public:
   void scan() {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    for (const c10::OperatorName& name :
+         c10::Dispatcher::singleton().getAllOpNames()) {
       const auto op = c10::Dispatcher::singleton().findSchema(name);
-      if (!op.has_value() || decomposes(*op) || !has_tensor_argument(*op) || op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse2)) {
+      if (!op.has_value() || decomposes(*op) || !has_tensor_argument(*op) ||
+          op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse2)) {
         continue;
       }
       handles_.push_back(c10::Dispatcher::singleton().registerImpl(
-        name,
-        c10::DispatchKey::PrivateUse2,
-        c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<OpKernel>(*op, next_index_++)),
-        std::nullopt,
-        nullptr,
-        "tessera"));
+          name,
+          c10::DispatchKey::PrivateUse2,
+          c10::KernelFunction::makeFromBoxedFunctor(
+              std::make_unique<OpKernel>(*op, next_index_++)),
+          std::nullopt,
+          nullptr,
+          "tessera"));
     }
   }
 
@@ -570,7 +670,8 @@ class Registrar {
 };
 
 Registrar& registrar() {
-  static auto* instance = new Registrar(); // lives as long as the dispatcher, which outlives static destruction
+  static auto* instance = new Registrar(); // lives as long as the dispatcher,
+                                           // which outlives static destruction
   return *instance;
 }
 

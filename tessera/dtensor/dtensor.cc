@@ -23,9 +23,10 @@ DTensorImpl* require_dtensor(const at::Tensor& tensor, const char* operation) {
   DTensorImpl* impl = tensor.defined() ? DTensorImpl::get(tensor) : nullptr;
   if (impl == nullptr) {
     throw UsageError(fmt::format(
-      "{}: got {}; expected a distributed tensor, as distribute, from_local and build make them",
-      operation,
-      tensor.defined() ? "a plain tensor" : "an undefined tensor"));
+        "{}: got {}; expected a distributed tensor, as distribute, from_local "
+        "and build make them",
+        operation,
+        tensor.defined() ? "a plain tensor" : "an undefined tensor"));
   }
   return impl;
 }
@@ -33,10 +34,11 @@ DTensorImpl* require_dtensor(const at::Tensor& tensor, const char* operation) {
 void require_plain(const at::Tensor& tensor, const char* operation) {
   if (!tensor.defined() || is_dtensor(tensor)) {
     throw UsageError(fmt::format(
-      "{}: got {}; expected a plain tensor{}",
-      operation,
-      tensor.defined() ? "a tensor that is distributed already" : "an undefined tensor",
-      tensor.defined() ? " (redistribute changes placements)" : ""));
+        "{}: got {}; expected a plain tensor{}",
+        operation,
+        tensor.defined() ? "a tensor that is distributed already"
+                         : "an undefined tensor",
+        tensor.defined() ? " (redistribute changes placements)" : ""));
   }
 }
 
@@ -44,8 +46,10 @@ Placements replicated(const DeviceMesh& mesh) {
   return Placements(static_cast<size_t>(mesh.ndim()), Replicate{});
 }
 
-// The value of the mesh's first rank reaches every rank, one axis after the other.
-at::Tensor broadcast_from_first(const at::Tensor& value, const DeviceMesh& mesh) {
+// The value of the mesh's first rank reaches every rank, one axis after the
+// other.
+at::Tensor broadcast_from_first(
+    const at::Tensor& value, const DeviceMesh& mesh) {
   at::Tensor copy = value.clone(at::MemoryFormat::Contiguous);
   for (int64_t axis = 0; axis < mesh.ndim(); ++axis) {
     if (mesh.size(axis) > 1) {
@@ -67,13 +71,14 @@ void check_alike(const at::Tensor& own, const DeviceMesh& mesh) {
   const auto count = differing.item<int64_t>();
   if (count > 0) {
     throw UsageError(fmt::format(
-      "distribute [rank {}, {}]: {} of {} ranks hold another value than the mesh's first rank{}; with own_value every rank passes the same "
-      "tensor, without it the first rank's is taken",
-      mesh.world().rank(),
-      mesh.str(),
-      count,
-      mesh.size(),
-      same ? "" : ", this one among them"));
+        "distribute [rank {}, {}]: {} of {} ranks hold another value than the "
+        "mesh's first rank{}; with own_value every rank passes the same "
+        "tensor, without it the first rank's is taken",
+        mesh.world().rank(),
+        mesh.str(),
+        count,
+        mesh.size(),
+        same ? "" : ", this one among them"));
   }
 }
 
@@ -100,7 +105,8 @@ at::Tensor wrap_local(at::Tensor local, SpecPtr spec) {
   return DTensorImpl::wrap(std::move(local), spec);
 }
 
-at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
+at::Tensor to_local(
+    const at::Tensor& tensor, std::optional<Placements> grad_placements) {
   const SpecPtr spec = require_dtensor(tensor, "to_local")->spec();
   Placements placements = grad_placements.value_or(spec->placements);
   if (!grad_placements.has_value()) {
@@ -114,23 +120,30 @@ at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_pla
 at::Tensor full_tensor(const at::Tensor& tensor) {
   const SpecPtr spec = require_dtensor(tensor, "full_tensor")->spec();
   AskerScope asker("full_tensor");
-  const at::Tensor whole = to_local(redistribute(tensor, replicated(spec->mesh)));
+  const at::Tensor whole =
+      to_local(redistribute(tensor, replicated(spec->mesh)));
   return spec->is_replicated() ? whole.clone() : whole;
 }
 
-at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements) {
+at::Tensor redistribute(
+    const at::Tensor& tensor, const Placements& placements) {
   const SpecPtr spec = require_dtensor(tensor, "redistribute")->spec();
   return redistribute_function(tensor, with_placements(spec, placements));
 }
 
 at::Tensor distribute(
-  const at::Tensor& value, const DeviceMesh& mesh, const Placements& placements, const DistributeOptions& options) {
+    const at::Tensor& value,
+    const DeviceMesh& mesh,
+    const Placements& placements,
+    const DistributeOptions& options) {
   require_plain(value, "distribute");
   AskerScope asker("distribute");
-  const SpecPtr to = intern_contiguous(mesh, placements, value.sizes(), value.scalar_type());
+  const SpecPtr to =
+      intern_contiguous(mesh, placements, value.sizes(), value.scalar_type());
   at::Tensor whole;
   {
-    c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+    c10::impl::ExcludeDispatchKeyGuard guard(
+        c10::autograd_dispatch_keyset_with_ADInplaceOrView);
     if (options.own_value) {
       check_alike(value.contiguous(), mesh);
     }
@@ -140,21 +153,28 @@ at::Tensor distribute(
 }
 
 at::Tensor from_local(
-  const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements, std::optional<std::vector<int64_t>> global_sizes) {
+    const at::Tensor& local,
+    const DeviceMesh& mesh,
+    const Placements& placements,
+    std::optional<std::vector<int64_t>> global_sizes) {
   require_plain(local, "from_local");
   AskerScope asker("from_local");
-  const std::vector<int64_t> sizes = global_sizes.has_value() ? std::move(*global_sizes) : infer_global_sizes(local, mesh, placements);
-  const SpecPtr spec = intern_contiguous(mesh, placements, sizes, local.scalar_type());
+  const std::vector<int64_t> sizes = global_sizes.has_value()
+      ? std::move(*global_sizes)
+      : infer_global_sizes(local, mesh, placements);
+  const SpecPtr spec =
+      intern_contiguous(mesh, placements, sizes, local.scalar_type());
   if (local.sizes() != c10::IntArrayRef(spec->local_sizes)) {
     throw UsageError(fmt::format(
-      "from_local [rank {}, {}]: local shape [{}] of global [{}] placed {}; expected [{}] here; pass the chunk that `chunk` gives, or "
-      "distribute the whole tensor",
-      mesh.world().rank(),
-      mesh.str(),
-      fmt::join(local.sizes(), ", "),
-      fmt::join(sizes, ", "),
-      str(spec->placements),
-      fmt::join(spec->local_sizes, ", ")));
+        "from_local [rank {}, {}]: local shape [{}] of global [{}] placed {}; "
+        "expected [{}] here; pass the chunk that `chunk` gives, or "
+        "distribute the whole tensor",
+        mesh.world().rank(),
+        mesh.str(),
+        fmt::join(local.sizes(), ", "),
+        fmt::join(sizes, ", "),
+        str(spec->placements),
+        fmt::join(spec->local_sizes, ", ")));
   }
   return from_local_function(local, spec);
 }

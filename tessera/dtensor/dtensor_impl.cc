@@ -13,20 +13,28 @@ namespace tessera {
 namespace {
 
 constexpr c10::DispatchKeySet kBackendKeys =
-  c10::DispatchKeySet(c10::DispatchKey::PrivateUse2) | c10::DispatchKeySet(c10::DispatchKey::AutocastCPU);
+    c10::DispatchKeySet(c10::DispatchKey::PrivateUse2) |
+    c10::DispatchKeySet(c10::DispatchKey::AutocastCPU);
 
-constexpr c10::DispatchKeySet kKeys = kBackendKeys | c10::DispatchKeySet(c10::DispatchKey::AutogradPrivateUse2) |
-  c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView);
+constexpr c10::DispatchKeySet kKeys = kBackendKeys |
+    c10::DispatchKeySet(c10::DispatchKey::AutogradPrivateUse2) |
+    c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView);
 
-// A tensor made in inference mode has neither autograd keys nor a version counter; ours follows its local.
+// A tensor made in inference mode has neither autograd keys nor a version
+// counter; ours follows its local.
 c10::DispatchKeySet keys_like(const at::Tensor& local) {
   return local.is_inference() ? kBackendKeys : kKeys;
 }
 
-// TensorImpl's constructor wants a storage to take the device from; it is dropped at once.
+// TensorImpl's constructor wants a storage to take the device from; it is
+// dropped at once.
 c10::Storage device_storage() {
   static const c10::Storage storage(
-    c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::Device(c10::kCPU)), nullptr, false);
+      c10::Storage::use_byte_size_t(),
+      0,
+      c10::DataPtr(nullptr, c10::Device(c10::kCPU)),
+      nullptr,
+      false);
   return storage;
 }
 
@@ -36,8 +44,10 @@ c10::DispatchKeySet dtensor_keys() {
   return kKeys;
 }
 
-// The base gets the keys of an inference tensor, so that it makes no version counter: ours is the local's.
-DTensorImpl::DTensorImpl(Uninitialised /*unused*/, c10::DispatchKeySet keys, caffe2::TypeMeta dtype)
+// The base gets the keys of an inference tensor, so that it makes no version
+// counter: ours is the local's.
+DTensorImpl::DTensorImpl(
+    Uninitialised /*unused*/, c10::DispatchKeySet keys, caffe2::TypeMeta dtype)
     : TensorImpl(TensorImpl::VIEW, device_storage(), kBackendKeys, dtype) {
   storage_ = c10::Storage();
   key_set_ = keys;
@@ -55,8 +65,10 @@ at::Tensor DTensorImpl::wrap(at::Tensor local, SpecPtr spec) {
   return DTensorPrototype::of(spec)->wrap(std::move(local));
 }
 
-at::Tensor DTensorImpl::wrap_deferred(std::shared_ptr<DeferredInit> deferred, SpecPtr spec) {
-  auto impl = c10::make_intrusive<DTensorImpl>(Uninitialised{}, kKeys, c10::scalarTypeToTypeMeta(spec->dtype));
+at::Tensor DTensorImpl::wrap_deferred(
+    std::shared_ptr<DeferredInit> deferred, SpecPtr spec) {
+  auto impl = c10::make_intrusive<DTensorImpl>(
+      Uninitialised{}, kKeys, c10::scalarTypeToTypeMeta(spec->dtype));
   impl->set_metadata(spec);
   impl->set_version_counter(c10::VariableVersion(0));
   impl->deferred_ = std::move(deferred);
@@ -75,16 +87,24 @@ void DTensorImpl::reset(at::Tensor local, SpecPtr spec) {
 
 void DTensorImpl::resolve_local() {
   if (deferred_ == nullptr) {
-    throw Error("distributed tensor: its local tensor has been released; it was used after its last reference was dropped");
+    throw Error(
+        "distributed tensor: its local tensor has been released; it was used "
+        "after its last reference was dropped");
   }
   deferred_->materialise();
   reset(deferred_->local(), deferred_->spec());
 }
 
 template <typename Version>
-c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy(Version&& version_counter, bool allow_tensor_metadata_change) const {
-  auto copy = c10::make_intrusive<DTensorImpl>(Uninitialised{}, key_set_, data_type_);
-  copy_tensor_metadata(this, copy.get(), std::forward<Version>(version_counter), allow_tensor_metadata_change);
+c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy(
+    Version&& version_counter, bool allow_tensor_metadata_change) const {
+  auto copy =
+      c10::make_intrusive<DTensorImpl>(Uninitialised{}, key_set_, data_type_);
+  copy_tensor_metadata(
+      this,
+      copy.get(),
+      std::forward<Version>(version_counter),
+      allow_tensor_metadata_change);
   copy->local_ = local_;
   copy->spec_ = spec_;
   copy->deferred_ = deferred_;
@@ -93,21 +113,27 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy(Version&& version_
 }
 
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(
-  const c10::VariableVersion& version_counter, bool allow_tensor_metadata_change) const {
+    const c10::VariableVersion& version_counter,
+    bool allow_tensor_metadata_change) const {
   return shallow_copy(version_counter, allow_tensor_metadata_change);
 }
 
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(
-  c10::VariableVersion&& version_counter, bool allow_tensor_metadata_change) const {
+    c10::VariableVersion&& version_counter,
+    bool allow_tensor_metadata_change) const {
   return shallow_copy(std::move(version_counter), allow_tensor_metadata_change);
 }
 
-void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl>& impl) {
+void DTensorImpl::shallow_copy_from(
+    const c10::intrusive_ptr<c10::TensorImpl>& impl) {
   if (!is_dtensor_impl(impl.get())) {
-    throw UsageError("set_data: got a plain tensor for a distributed one; use tessera::distribute or tessera::from_local first");
+    throw UsageError(
+        "set_data: got a plain tensor for a distributed one; use "
+        "tessera::distribute or tessera::from_local first");
   }
   auto* source = static_cast<DTensorImpl*>(impl.get());
-  copy_tensor_metadata(source, this, version_counter(), allow_tensor_metadata_change());
+  copy_tensor_metadata(
+      source, this, version_counter(), allow_tensor_metadata_change());
   local_ = source->local_;
   spec_ = source->spec_;
   deferred_ = source->deferred_;
@@ -121,18 +147,23 @@ void DTensorImpl::release_resources() {
 }
 
 const char* DTensorImpl::tensorimpl_type_name() const {
-  return "a distributed tensor (it has no storage of its own: use tessera::local_of or tessera::to_local for this rank's part, "
+  return "a distributed tensor (it has no storage of its own: use "
+         "tessera::local_of or tessera::to_local for this rank's part, "
          "tessera::full_tensor for the whole, tessera::print to print it)";
 }
 
 DTensorPrototype::DTensorPrototype(SpecPtr spec) : spec_(spec) {
-  impl_ = c10::make_intrusive<DTensorImpl>(DTensorImpl::Uninitialised{}, kKeys, c10::scalarTypeToTypeMeta(spec->dtype));
+  impl_ = c10::make_intrusive<DTensorImpl>(
+      DTensorImpl::Uninitialised{},
+      kKeys,
+      c10::scalarTypeToTypeMeta(spec->dtype));
   impl_->set_metadata(spec);
 }
 
 const DTensorPrototype* DTensorPrototype::of(SpecPtr spec) {
   static std::mutex mutex;
-  static auto* table = new std::unordered_map<SpecPtr, const DTensorPrototype*>();
+  static auto* table =
+      new std::unordered_map<SpecPtr, const DTensorPrototype*>();
   std::lock_guard<std::mutex> lock(mutex);
   const DTensorPrototype*& slot = (*table)[spec];
   if (slot == nullptr) {
@@ -142,7 +173,8 @@ const DTensorPrototype* DTensorPrototype::of(SpecPtr spec) {
 }
 
 at::Tensor DTensorPrototype::wrap(at::Tensor local) const {
-  auto impl = c10::make_intrusive<DTensorImpl>(DTensorImpl::Uninitialised{}, keys_like(local), impl_->data_type_);
+  auto impl = c10::make_intrusive<DTensorImpl>(
+      DTensorImpl::Uninitialised{}, keys_like(local), impl_->data_type_);
   c10::DispatchKeySet keys = impl->key_set_;
   DTensorImpl::copy_generic_tensor_metadata(impl_.get(), impl.get());
   impl->key_set_ = keys;

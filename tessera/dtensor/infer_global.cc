@@ -9,13 +9,17 @@
 namespace tessera {
 namespace {
 
-// What one rank tells of its local tensor: dims, dtype, then the sizes. Fixed in length, so that ranks that disagree still understand.
+// What one rank tells of its local tensor: dims, dtype, then the sizes. Fixed
+// in length, so that ranks that disagree still understand.
 constexpr int64_t kMostDims = 62;
 constexpr int64_t kLength = kMostDims + 2;
 
 at::Tensor description(const at::Tensor& local) {
   if (local.dim() > kMostDims) {
-    throw UsageError(fmt::format("from_local: {} dims; at most {} are supported", local.dim(), kMostDims));
+    throw UsageError(fmt::format(
+        "from_local: {} dims; at most {} are supported",
+        local.dim(),
+        kMostDims));
   }
   at::Tensor result = at::empty({kLength}, at::kLong).fill_(0);
   auto* data = result.mutable_data_ptr<int64_t>();
@@ -25,8 +29,10 @@ at::Tensor description(const at::Tensor& local) {
   return result;
 }
 
-// Every rank's description in the mesh's row-major order: gathered along the last axis first.
-std::vector<std::vector<int64_t>> gather(const at::Tensor& own, const DeviceMesh& mesh) {
+// Every rank's description in the mesh's row-major order: gathered along the
+// last axis first.
+std::vector<std::vector<int64_t>> gather(
+    const at::Tensor& own, const DeviceMesh& mesh) {
   at::Tensor all = own;
   for (int64_t axis = mesh.ndim(); axis-- > 0;) {
     const int64_t ranks = mesh.size(axis);
@@ -34,7 +40,12 @@ std::vector<std::vector<int64_t>> gather(const at::Tensor& own, const DeviceMesh
       continue;
     }
     at::Tensor out = at::empty({all.numel() * ranks}, at::kLong);
-    mesh.group(axis).all_gather(all, out, std::vector<int64_t>(static_cast<size_t>(ranks), all.numel()))->wait();
+    mesh.group(axis)
+        .all_gather(
+            all,
+            out,
+            std::vector<int64_t>(static_cast<size_t>(ranks), all.numel()))
+        ->wait();
     all = out;
   }
   std::vector<std::vector<int64_t>> result;
@@ -48,25 +59,32 @@ std::vector<std::vector<int64_t>> gather(const at::Tensor& own, const DeviceMesh
 std::string shapes_text(const std::vector<std::vector<int64_t>>& ranks) {
   std::string text;
   for (size_t i = 0; i < ranks.size(); ++i) {
-    const std::vector<int64_t> sizes(ranks[i].begin() + 2, ranks[i].begin() + 2 + ranks[i][0]);
+    const std::vector<int64_t> sizes(
+        ranks[i].begin() + 2, ranks[i].begin() + 2 + ranks[i][0]);
     text += fmt::format("{}[{}]", i == 0 ? "" : ", ", fmt::join(sizes, ", "));
   }
   return text;
 }
 
 [[noreturn]] void refuse(
-  const DeviceMesh& mesh, const Placements& placements, const std::vector<std::vector<int64_t>>& ranks, const std::string& why) {
+    const DeviceMesh& mesh,
+    const Placements& placements,
+    const std::vector<std::vector<int64_t>>& ranks,
+    const std::string& why) {
   throw UsageError(fmt::format(
-    "from_local [rank {}, {} placed {}]: local shapes {} {}; the last ranks of an axis hold the short chunks (10 over 4 is 3, 3, 3, 1)",
-    mesh.world().rank(),
-    mesh.str(),
-    str(placements),
-    shapes_text(ranks),
-    why));
+      "from_local [rank {}, {} placed {}]: local shapes {} {}; the last ranks "
+      "of an axis hold the short chunks (10 over 4 is 3, 3, 3, 1)",
+      mesh.world().rank(),
+      mesh.str(),
+      str(placements),
+      shapes_text(ranks),
+      why));
 }
 
-// Position in row-major order of the rank that has `coordinate` on `axis` and zero elsewhere.
-size_t position_along(const DeviceMesh& mesh, int64_t axis, int64_t coordinate) {
+// Position in row-major order of the rank that has `coordinate` on `axis` and
+// zero elsewhere.
+size_t position_along(
+    const DeviceMesh& mesh, int64_t axis, int64_t coordinate) {
   int64_t stride = 1;
   for (int64_t a = mesh.ndim() - 1; a > axis; --a) {
     stride *= mesh.size(a);
@@ -74,13 +92,20 @@ size_t position_along(const DeviceMesh& mesh, int64_t axis, int64_t coordinate) 
   return static_cast<size_t>(coordinate * stride);
 }
 
-// The extent of dim `dim`: the sum over the ranks of the grid that the sharding axes span, the others at zero.
+// The extent of dim `dim`: the sum over the ranks of the grid that the sharding
+// axes span, the others at zero.
 int64_t extent(
-  const DeviceMesh& mesh, const Placements& placements, const std::vector<std::vector<int64_t>>& ranks, int64_t dim, int64_t rank_dims) {
+    const DeviceMesh& mesh,
+    const Placements& placements,
+    const std::vector<std::vector<int64_t>>& ranks,
+    int64_t dim,
+    int64_t rank_dims) {
   std::vector<size_t> positions{0};
   for (int64_t axis = 0; axis < mesh.ndim(); ++axis) {
     const Placement& placement = placements[static_cast<size_t>(axis)];
-    const int64_t cut = placement.is_shard() && placement.dim() < 0 ? placement.dim() + rank_dims : placement.dim();
+    const int64_t cut = placement.is_shard() && placement.dim() < 0
+        ? placement.dim() + rank_dims
+        : placement.dim();
     if (!placement.is_shard() || cut != dim) {
       continue;
     }
@@ -109,16 +134,26 @@ std::vector<int64_t> coordinates_of(const DeviceMesh& mesh, size_t position) {
   return result;
 }
 
-void check_against(const TensorSpec& spec, const Placements& placements, const std::vector<std::vector<int64_t>>& ranks) {
+void check_against(
+    const TensorSpec& spec,
+    const Placements& placements,
+    const std::vector<std::vector<int64_t>>& ranks) {
   for (size_t r = 0; r < ranks.size(); ++r) {
     for (int64_t dim = 0; dim < spec.dim(); ++dim) {
-      const int64_t expected = local_range(spec, dim, coordinates_of(spec.mesh, r)).size;
+      const int64_t expected =
+          local_range(spec, dim, coordinates_of(spec.mesh, r)).size;
       if (ranks[r][static_cast<size_t>(dim) + 2] != expected) {
         refuse(
-          spec.mesh,
-          placements,
-          ranks,
-          fmt::format("fit no global shape: of [{}], rank {} of the mesh would hold {} along dim {}", fmt::join(spec.sizes, ", "), r, expected, dim));
+            spec.mesh,
+            placements,
+            ranks,
+            fmt::format(
+                "fit no global shape: of [{}], rank {} of the mesh would hold "
+                "{} along dim {}",
+                fmt::join(spec.sizes, ", "),
+                r,
+                expected,
+                dim));
       }
     }
   }
@@ -126,11 +161,18 @@ void check_against(const TensorSpec& spec, const Placements& placements, const s
 
 } // namespace
 
-std::vector<int64_t> infer_global_sizes(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements) {
+std::vector<int64_t> infer_global_sizes(
+    const at::Tensor& local,
+    const DeviceMesh& mesh,
+    const Placements& placements) {
   if (static_cast<int64_t>(placements.size()) != mesh.ndim()) {
-    throw UsageError(fmt::format("from_local: {} placements for {}; one per mesh axis is needed", placements.size(), mesh.str()));
+    throw UsageError(fmt::format(
+        "from_local: {} placements for {}; one per mesh axis is needed",
+        placements.size(),
+        mesh.str()));
   }
-  const std::vector<std::vector<int64_t>> ranks = gather(description(local), mesh);
+  const std::vector<std::vector<int64_t>> ranks =
+      gather(description(local), mesh);
   for (const std::vector<int64_t>& rank : ranks) {
     if (rank[0] != ranks[0][0]) {
       refuse(mesh, placements, ranks, "differ in their number of dims");
@@ -143,7 +185,10 @@ std::vector<int64_t> infer_global_sizes(const at::Tensor& local, const DeviceMes
   for (int64_t dim = 0; dim < local.dim(); ++dim) {
     sizes.push_back(extent(mesh, placements, ranks, dim, local.dim()));
   }
-  check_against(*intern_contiguous(mesh, placements, sizes, local.scalar_type()), placements, ranks);
+  check_against(
+      *intern_contiguous(mesh, placements, sizes, local.scalar_type()),
+      placements,
+      ranks);
   return sizes;
 }
 

@@ -9,11 +9,15 @@
 namespace tessera {
 namespace {
 
-// Strides of a dense tensor of the given sizes whose dims lie in the order of `like`, largest stride first.
-std::vector<int64_t> dense_strides(c10::IntArrayRef sizes, c10::IntArrayRef like) {
+// Strides of a dense tensor of the given sizes whose dims lie in the order of
+// `like`, largest stride first.
+std::vector<int64_t> dense_strides(
+    c10::IntArrayRef sizes, c10::IntArrayRef like) {
   std::vector<size_t> order(sizes.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return like[a] > like[b]; });
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return like[a] > like[b];
+  });
   std::vector<int64_t> strides(sizes.size());
   int64_t next = 1;
   for (auto dim = order.rbegin(); dim != order.rend(); ++dim) {
@@ -26,14 +30,18 @@ std::vector<int64_t> dense_strides(c10::IntArrayRef sizes, c10::IntArrayRef like
 } // namespace
 
 at::Tensor empty_local(SpecPtr spec, const at::TensorOptions& options) {
-  return at::empty_strided(spec->local_sizes, dense_strides(spec->local_sizes, spec->strides), options.dtype(spec->dtype));
+  return at::empty_strided(
+      spec->local_sizes,
+      dense_strides(spec->local_sizes, spec->strides),
+      options.dtype(spec->dtype));
 }
 
 bool layout_matches(const at::Tensor& local, SpecPtr spec) {
   if (local.numel() == 0) {
     return true;
   }
-  const std::vector<int64_t> expected = dense_strides(local.sizes(), spec->strides);
+  const std::vector<int64_t> expected =
+      dense_strides(local.sizes(), spec->strides);
   for (size_t d = 0; d < expected.size(); ++d) {
     if (local.sizes()[d] > 1 && local.strides()[d] != expected[d]) {
       return false;

@@ -14,7 +14,8 @@
 namespace tessera {
 namespace {
 
-c10::IValue& argument(torch::jit::Stack& stack, const OpInfo& info, size_t position) {
+c10::IValue& argument(
+    torch::jit::Stack& stack, const OpInfo& info, size_t position) {
   return stack[stack.size() - info.args.size() + position];
 }
 
@@ -29,24 +30,32 @@ void run_sum(const LocalCall& call, torch::jit::Stack& stack) {
   at::Tensor result;
   if (info.name == "aten::mean.dim") {
     const c10::IValue& dims = argument(stack, info, 1);
-    const std::vector<int64_t> list = dims.isNone() ? std::vector<int64_t>{} : dims.toIntVector();
+    const std::vector<int64_t> list =
+        dims.isNone() ? std::vector<int64_t>{} : dims.toIntVector();
     const bool keepdim = argument(stack, info, 2).toBool();
-    result = at::sum(self, list, keepdim, argument(stack, info, 3).toOptional<at::ScalarType>());
+    result = at::sum(
+        self,
+        list,
+        keepdim,
+        argument(stack, info, 3).toOptional<at::ScalarType>());
   } else {
-    result = at::sum(self, argument(stack, info, 1).toOptional<at::ScalarType>());
+    result =
+        at::sum(self, argument(stack, info, 1).toOptional<at::ScalarType>());
   }
   torch::jit::drop(stack, info.args.size());
   stack.emplace_back(std::move(result));
 }
 
-void run_mean(const LocalCall& call, torch::jit::Stack& stack) {
-  if (call.info.name == "aten::mean.dim" || call.info.name == "aten::mean") {
-    run_sum(call, stack);
-  } else {
-    call_operator(call, stack);
-  }
+void divide(const LocalCall& call, torch::jit::Stack& stack) {
   at::Tensor result = stack.back().toTensor();
   result.div_(static_cast<double>(call.plan.decision.numbers.at(0)));
+}
+
+void run_view(const LocalCall& call, torch::jit::Stack& stack) {
+  at::Tensor result =
+      argument(stack, call.info, 0).toTensor().view(call.plan.view_sizes);
+  torch::jit::drop(stack, call.info.args.size());
+  stack.emplace_back(std::move(result));
 }
 
 // The value that changes no reduction by max (or min).
@@ -62,20 +71,26 @@ at::Scalar identity(at::ScalarType dtype, bool of_max) {
     case at::kByte:
       return of_max ? 0 : std::numeric_limits<uint8_t>::max();
     case at::kChar:
-      return of_max ? std::numeric_limits<int8_t>::min() : std::numeric_limits<int8_t>::max();
+      return of_max ? std::numeric_limits<int8_t>::min()
+                    : std::numeric_limits<int8_t>::max();
     case at::kShort:
-      return of_max ? std::numeric_limits<int16_t>::min() : std::numeric_limits<int16_t>::max();
+      return of_max ? std::numeric_limits<int16_t>::min()
+                    : std::numeric_limits<int16_t>::max();
     case at::kInt:
-      return of_max ? std::numeric_limits<int32_t>::min() : std::numeric_limits<int32_t>::max();
+      return of_max ? std::numeric_limits<int32_t>::min()
+                    : std::numeric_limits<int32_t>::max();
     default:
-      return of_max ? std::numeric_limits<int64_t>::min() : std::numeric_limits<int64_t>::max();
+      return of_max ? std::numeric_limits<int64_t>::min()
+                    : std::numeric_limits<int64_t>::max();
   }
 }
 
-std::vector<int64_t> reduced_sizes(c10::IntArrayRef sizes, std::vector<int64_t> dims, bool keepdim) {
+std::vector<int64_t> reduced_sizes(
+    c10::IntArrayRef sizes, std::vector<int64_t> dims, bool keepdim) {
   std::vector<bool> reduced(sizes.size(), dims.empty());
   for (int64_t dim : dims) {
-    reduced[static_cast<size_t>(dim < 0 ? dim + static_cast<int64_t>(sizes.size()) : dim)] = true;
+    reduced[static_cast<size_t>(
+        dim < 0 ? dim + static_cast<int64_t>(sizes.size()) : dim)] = true;
   }
   std::vector<int64_t> result;
   for (size_t d = 0; d < sizes.size(); ++d) {
@@ -88,7 +103,8 @@ std::vector<int64_t> reduced_sizes(c10::IntArrayRef sizes, std::vector<int64_t> 
   return result;
 }
 
-// amax, amin (self, dims, keepdim) and max, min (self) of a local tensor that may be empty.
+// amax, amin (self, dims, keepdim) and max, min (self) of a local tensor that
+// may be empty.
 void run_extremum(const LocalCall& call, torch::jit::Stack& stack) {
   const OpInfo& info = call.info;
   const at::Tensor self = argument(stack, info, 0).toTensor();
@@ -98,18 +114,23 @@ void run_extremum(const LocalCall& call, torch::jit::Stack& stack) {
   }
   const bool of_max = info.name.find("max") != std::string::npos;
   const bool has_dims = info.args.size() >= 3;
-  const std::vector<int64_t> dims = has_dims ? argument(stack, info, 1).toIntVector() : std::vector<int64_t>{};
+  const std::vector<int64_t> dims = has_dims
+      ? argument(stack, info, 1).toIntVector()
+      : std::vector<int64_t>{};
   const bool keepdim = has_dims && argument(stack, info, 2).toBool();
   const std::vector<int64_t> sizes = reduced_sizes(self.sizes(), dims, keepdim);
-  at::Tensor result = at::full(sizes, identity(self.scalar_type(), of_max), self.options());
+  at::Tensor result =
+      at::full(sizes, identity(self.scalar_type(), of_max), self.options());
   torch::jit::drop(stack, info.args.size());
   stack.emplace_back(std::move(result));
 }
 
-// The order of a norm: the first float argument of the call, 2 when there is none.
+// The order of a norm: the first float argument of the call, 2 when there is
+// none.
 double norm_order(const OpInfo& info, torch::jit::Stack& stack) {
   for (size_t i = 0; i < info.args.size(); ++i) {
-    const bool number = info.args[i].kind == OpInfo::ArgKind::kScalar || info.args[i].kind == OpInfo::ArgKind::kReal;
+    const bool number = info.args[i].kind == OpInfo::ArgKind::kScalar ||
+        info.args[i].kind == OpInfo::ArgKind::kReal;
     if (number && !argument(stack, info, i).isNone()) {
       return argument(stack, info, i).toScalar().toDouble();
     }
@@ -132,7 +153,8 @@ at::Tensor raw_norm(const at::Tensor& norm, double order) {
 void run_norm(LocalCall& call, torch::jit::Stack& stack) {
   const double order = norm_order(call.info, stack);
   call.norm_order = order;
-  const bool list = call.info.results.at(0).kind == OpInfo::ResultKind::kTensorList;
+  const bool list =
+      call.info.results.at(0).kind == OpInfo::ResultKind::kTensorList;
   call_operator(call, stack);
   if (list) {
     std::vector<at::Tensor> norms = stack.back().toTensorVector();
@@ -145,12 +167,14 @@ void run_norm(LocalCall& call, torch::jit::Stack& stack) {
   }
 }
 
-// Which attention the composite picks: 0 is the composed one, 1 the fused CPU kernel. Decided on the global call alone.
+// Which attention the composite picks: 0 is the composed one, 1 the fused CPU
+// kernel. Decided on the global call alone.
 void run_sdp_choice(const LocalCall& call, torch::jit::Stack& stack) {
   const OpInfo& info = call.info;
   const at::Tensor query = argument(stack, info, 0).toTensor();
   const double dropout = argument(stack, info, 4).toDouble();
-  const bool fused = query.dim() == 4 && dropout == 0 && at::isFloatingType(query.scalar_type());
+  const bool fused = query.dim() == 4 && dropout == 0 &&
+      at::isFloatingType(query.scalar_type());
   torch::jit::drop(stack, info.args.size());
   stack.emplace_back(static_cast<int64_t>(fused ? 1 : 0));
 }
@@ -164,7 +188,15 @@ void run_local_kernel(LocalCall& call, torch::jit::Stack& stack) {
       call_operator(call, stack);
       return;
     case LocalKernel::kMean:
-      run_mean(call, stack);
+      run_sum(call, stack);
+      divide(call, stack);
+      return;
+    case LocalKernel::kDivide:
+      call_operator(call, stack);
+      divide(call, stack);
+      return;
+    case LocalKernel::kView:
+      run_view(call, stack);
       return;
     case LocalKernel::kExtremum:
       run_extremum(call, stack);
@@ -185,9 +217,11 @@ void finish_results(const LocalCall& call, std::vector<at::Tensor>& results) {
   const Decision& decision = call.plan.decision;
   if (decision.kernel == LocalKernel::kNllLoss) {
     results.at(0).div_(results.at(1));
-  } else if (decision.kernel == LocalKernel::kNorm && has_root(call.norm_order)) {
+  } else if (
+      decision.kernel == LocalKernel::kNorm && has_root(call.norm_order)) {
     for (at::Tensor& result : results) {
-      call.norm_order == 2 ? result.sqrt_() : result.pow_(1.0 / call.norm_order);
+      call.norm_order == 2 ? result.sqrt_()
+                           : result.pow_(1.0 / call.norm_order);
     }
   }
 }

@@ -8,14 +8,16 @@
 
 namespace tessera {
 
-// The local computations that stand in for an operator's own (see LocalKernel). A kernel takes the arguments off the stack and leaves the
-// results, as the operator would.
+// The local computations that stand in for an operator's own (see LocalKernel).
+// A kernel takes the arguments off the stack and leaves the results, as the
+// operator would.
 struct LocalCall {
   const c10::OperatorHandle& op;
   const OpInfo& info;
   c10::DispatchKeySet keys; // for redispatching to the locals' backend
   const ExecPlan& plan;
-  double norm_order = 2; // kNorm: left by the computation for the finishing part
+  double norm_order =
+      2; // kNorm: left by the computation for the finishing part
 };
 void run_local_kernel(LocalCall& call, torch::jit::Stack& stack);
 

@@ -23,7 +23,9 @@ Kind list_kind(const c10::TypePtr& element) {
     case c10::TypeKind::TensorType:
       return Kind::kTensorList;
     case c10::TypeKind::OptionalType:
-      return without_optional(element)->kind() == c10::TypeKind::TensorType ? Kind::kOptionalTensorList : Kind::kOpaque;
+      return without_optional(element)->kind() == c10::TypeKind::TensorType
+          ? Kind::kOptionalTensorList
+          : Kind::kOpaque;
     case c10::TypeKind::IntType:
     case c10::TypeKind::SymIntType:
       return Kind::kIntList;
@@ -64,18 +66,21 @@ Kind kind_of(const c10::Argument& argument) {
 }
 
 bool holds_tensors(Kind kind) {
-  return kind == Kind::kTensor || kind == Kind::kTensorList || kind == Kind::kOptionalTensorList;
+  return kind == Kind::kTensor || kind == Kind::kTensorList ||
+      kind == Kind::kOptionalTensorList;
 }
 
 // The written argument that a returned alias stands for.
-int alias_position(const c10::FunctionSchema& schema, const c10::Argument& result) {
+int alias_position(
+    const c10::FunctionSchema& schema, const c10::Argument& result) {
   const c10::AliasInfo* info = result.alias_info();
   if (info == nullptr || !info->isWrite()) {
     return -1;
   }
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const c10::AliasInfo* candidate = schema.arguments()[i].alias_info();
-    if (candidate != nullptr && candidate->isWrite() && candidate->beforeSets() == info->beforeSets()) {
+    if (candidate != nullptr && candidate->isWrite() &&
+        candidate->beforeSets() == info->beforeSets()) {
       return static_cast<int>(i);
     }
   }
@@ -87,7 +92,8 @@ OpInfo::ResultKind result_kind(const c10::Argument& result) {
   if (kind == Kind::kTensor) {
     return OpInfo::ResultKind::kTensor;
   }
-  return kind == Kind::kTensorList ? OpInfo::ResultKind::kTensorList : OpInfo::ResultKind::kOther;
+  return kind == Kind::kTensorList ? OpInfo::ResultKind::kTensorList
+                                   : OpInfo::ResultKind::kOther;
 }
 
 } // namespace
@@ -95,14 +101,19 @@ OpInfo::ResultKind result_kind(const c10::Argument& result) {
 OpInfo::OpInfo(const c10::OperatorHandle& op) {
   const c10::FunctionSchema& schema = op.schema();
   const c10::OperatorName& op_name = op.operator_name();
-  name = op_name.overload_name.empty() ? op_name.name : op_name.name + "." + op_name.overload_name;
+  name = op_name.overload_name.empty()
+      ? op_name.name
+      : op_name.name + "." + op_name.overload_name;
   const std::vector<int64_t> deciding = deciding_args(name);
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const c10::Argument& argument = schema.arguments()[i];
     const c10::AliasInfo* alias = argument.alias_info();
     const Kind kind = kind_of(argument);
-    const bool written = holds_tensors(kind) && alias != nullptr && alias->isWrite();
-    const bool decides = std::find(deciding.begin(), deciding.end(), static_cast<int64_t>(i)) != deciding.end();
+    const bool written =
+        holds_tensors(kind) && alias != nullptr && alias->isWrite();
+    const bool decides =
+        std::find(deciding.begin(), deciding.end(), static_cast<int64_t>(i)) !=
+        deciding.end();
     args.push_back({kind, written, decides});
     if (holds_tensors(kind)) {
       tensor_args.push_back(static_cast<int>(i));
@@ -114,7 +125,8 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) {
   }
   for (const c10::Argument& result : schema.returns()) {
     results.push_back({result_kind(result), alias_position(schema, result)});
-    is_view = is_view || (result.alias_info() != nullptr && !result.alias_info()->isWrite());
+    is_view = is_view ||
+        (result.alias_info() != nullptr && !result.alias_info()->isWrite());
   }
   is_inplace_view = op.hasTag(at::Tag::inplace_view);
 }

@@ -42,7 +42,8 @@ struct OpInfo {
   std::string name; // with overload
   std::vector<Arg> args;
   std::vector<Result> results;
-  std::vector<int> tensor_args; // positions of every argument that may hold tensors
+  std::vector<int>
+      tensor_args; // positions of every argument that may hold tensors
   std::vector<int> written_args;
   bool is_view = false; // a result aliases an argument that is not written
   bool writes_lists = false;

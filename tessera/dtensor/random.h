@@ -7,11 +7,14 @@
 
 namespace tessera {
 
-// Starts the world's stream of random numbers anew. Every rank calls it with the same seed; nothing is communicated. Default seed: 0.
-// Random numbers depend on (seed, scope, count of draws in the scope, global element index), never on rank, thread or mesh.
+// Starts the world's stream of random numbers anew. Every rank calls it with
+// the same seed; nothing is communicated. Default seed: 0. Random numbers
+// depend on (seed, scope, count of draws in the scope, global element index),
+// never on rank, thread or mesh.
 void manual_seed(const World& world, uint64_t seed);
 
-// Where the world's stream stands; set it to come back there (recomputation, checkpoints).
+// Where the world's stream stands; set it to come back there (recomputation,
+// checkpoints).
 struct RandomState {
   uint64_t seed = 0;
   uint64_t scope = 0;

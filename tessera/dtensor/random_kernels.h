@@ -9,7 +9,8 @@
 
 namespace tessera {
 
-// LocalKernel::kRandom: random operators on this rank's part, with the numbers that the whole tensor would get.
+// LocalKernel::kRandom: random operators on this rank's part, with the numbers
+// that the whole tensor would get.
 void run_random(const LocalCall& call, torch::jit::Stack& stack);
 
 // Whether run_random knows the operator.

@@ -7,7 +7,8 @@
 
 namespace tessera {
 
-// A world's stream of random numbers. Every rank draws in the same order, so the states stay alike without a word between them.
+// A world's stream of random numbers. Every rank draws in the same order, so
+// the states stay alike without a word between them.
 struct RandomStream {
   std::mutex mutex;
   RandomState state;

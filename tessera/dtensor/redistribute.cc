@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Executing a redistribution. `plan_redistribution` says by which single-axis steps a tensor goes; here each step becomes at most one
-// collective on the axis's group, and the packing around it.
+// Executing a redistribution. `plan_redistribution` says by which single-axis
+// steps a tensor goes; here each step becomes at most one collective on the
+// axis's group, and the packing around it.
 //
-// A collective moves flat buffers laid out peer after peer. Where the cut dim is the outermost one with more than one element, a contiguous
-// tensor already is such a buffer and nothing is packed; otherwise the pieces for each peer are copied together, and what arrives is put
-// side by side along the dim. Chunks are those of `peer_chunks`: uneven and empty ones need no special care, they are counts.
+// A collective moves flat buffers laid out peer after peer. Where the cut dim
+// is the outermost one with more than one element, a contiguous tensor already
+// is such a buffer and nothing is packed; otherwise the pieces for each peer
+// are copied together, and what arrives is put side by side along the dim.
+// Where the pieces lie is `step_layout`'s business: uneven and empty ones need
+// no care.
 #include <tessera/dtensor/redistribute.h>
 
 #include <ATen/ops/cat.h>
@@ -19,6 +23,7 @@
 #include <tessera/dtensor/layout.h>
 
 #include <functional>
+#include <numeric>
 #include <utility>
 
 namespace tessera {
@@ -52,7 +57,8 @@ int64_t coordinate_of(const RedistributionStep& step) {
   return step.from->mesh.coordinate(step.axis);
 }
 
-// Whether a contiguous tensor's memory is already cut along `dim`, piece after piece.
+// Whether a contiguous tensor's memory is already cut along `dim`, piece after
+// piece.
 bool outermost(c10::IntArrayRef sizes, int64_t dim) {
   for (int64_t d = 0; d < dim; ++d) {
     if (sizes[static_cast<size_t>(d)] != 1) {
@@ -62,161 +68,125 @@ bool outermost(c10::IntArrayRef sizes, int64_t dim) {
   return true;
 }
 
-// Elements of the tensor per element of `dim`.
-int64_t slab(c10::IntArrayRef sizes, int64_t dim) {
-  int64_t product = 1;
-  for (size_t d = 0; d < sizes.size(); ++d) {
-    product *= static_cast<int64_t>(d) == dim ? 1 : sizes[d];
-  }
-  return product;
+int64_t total(const std::vector<int64_t>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
-std::vector<int64_t> counts_of(const std::vector<Chunk>& chunks, int64_t elements_per_index) {
-  std::vector<int64_t> counts;
-  for (const Chunk& piece : chunks) {
-    counts.push_back(piece.size * elements_per_index);
+// Whether the pieces lie one after the other, from the start.
+bool in_order(const std::vector<Chunk>& pieces) {
+  int64_t next = 0;
+  for (const Chunk& piece : pieces) {
+    if (piece.size > 0 && piece.offset != next) {
+      return false;
+    }
+    next += piece.size;
   }
-  return counts;
+  return true;
 }
 
-std::vector<int64_t> with_size(c10::IntArrayRef sizes, int64_t dim, int64_t size) {
-  std::vector<int64_t> result = sizes.vec();
-  result[static_cast<size_t>(dim)] = size;
+int64_t covered(const std::vector<Chunk>& pieces) {
+  int64_t sum = 0;
+  for (const Chunk& piece : pieces) {
+    sum += piece.size;
+  }
+  return sum;
+}
+
+// The tensor's pieces along `dim`, each contiguous, one after the other in a
+// flat buffer.
+at::Tensor pack(
+    const at::Tensor& tensor, int64_t dim, const std::vector<Chunk>& pieces) {
+  const bool whole = in_order(pieces) && covered(pieces) == tensor.size(dim);
+  if (whole && outermost(tensor.sizes(), dim)) {
+    return tensor.contiguous().view(-1);
+  }
+  std::vector<at::Tensor> parts;
+  for (const Chunk& piece : pieces) {
+    parts.push_back(
+        tensor.narrow(dim, piece.size == 0 ? 0 : piece.offset, piece.size)
+            .reshape(-1));
+  }
+  return at::cat(parts);
+}
+
+// The inverse: `flat` holds the pieces of a tensor of shape `sizes`.
+at::Tensor unpack(
+    const at::Tensor& flat,
+    c10::IntArrayRef sizes,
+    int64_t dim,
+    const std::vector<Chunk>& pieces) {
+  if (in_order(pieces) && outermost(sizes, dim)) {
+    return flat.view(sizes);
+  }
+  at::Tensor result = at::empty(sizes, flat.options());
+  int64_t offset = 0;
+  for (const Chunk& piece : pieces) {
+    if (piece.size == 0) {
+      continue;
+    }
+    at::Tensor part = result.narrow(dim, piece.offset, piece.size);
+    part.copy_(flat.narrow(0, offset, part.numel()).view(part.sizes()));
+    offset += part.numel();
+  }
   return result;
 }
 
-// The tensor's pieces along `dim`, each contiguous, one after the other in a flat buffer.
-at::Tensor pack(const at::Tensor& tensor, int64_t dim, const std::vector<Chunk>& chunks) {
-  if (outermost(tensor.sizes(), dim)) {
-    return tensor.contiguous().view(-1);
-  }
-  std::vector<at::Tensor> pieces;
-  for (const Chunk& piece : chunks) {
-    pieces.push_back(tensor.narrow(dim, piece.offset, piece.size).reshape(-1));
-  }
-  return at::cat(pieces);
-}
-
-// The inverse of pack: `flat` holds pieces of shape `sizes` but for their extent along `dim`.
-at::Tensor unpack(const at::Tensor& flat, c10::IntArrayRef sizes, int64_t dim, const std::vector<int64_t>& extents) {
-  int64_t total = 0;
-  for (int64_t extent : extents) {
-    total += extent;
-  }
-  if (outermost(sizes, dim)) {
-    return flat.view(with_size(sizes, dim, total));
-  }
-  std::vector<at::Tensor> pieces;
-  int64_t offset = 0;
-  for (int64_t extent : extents) {
-    const std::vector<int64_t> shape = with_size(sizes, dim, extent);
-    const int64_t count = slab(sizes, dim) * extent;
-    pieces.push_back(flat.narrow(0, offset, count).view(shape));
-    offset += count;
-  }
-  return at::cat(pieces, dim);
-}
-
-// A dense copy that the collective may write into, seen flat. Its layout stays the tensor's where that is dense.
-StepRun start_all_reduce(const at::Tensor& local, const RedistributionStep& step, std::function<at::Tensor(at::Tensor)> then) {
+// A dense copy that the collective may write into, seen flat. Its layout stays
+// the tensor's where that is dense.
+StepRun start_all_reduce(
+    const at::Tensor& local,
+    const RedistributionStep& step,
+    std::function<at::Tensor(at::Tensor)> then) {
   at::Tensor copy = local.clone();
   if (!copy.is_non_overlapping_and_dense()) {
     copy = copy.contiguous();
   }
-  at::Tensor flat = copy.is_contiguous() ? copy.view(-1) : copy.as_strided({copy.numel()}, {1});
+  at::Tensor flat = copy.is_contiguous() ? copy.view(-1)
+                                         : copy.as_strided({copy.numel()}, {1});
   WorkPtr work = group_of(step).all_reduce(flat, source(step).op());
   return {work, [copy, flat, then = std::move(then)] { return then(copy); }};
 }
 
-StepRun start_reduce_scatter(const at::Tensor& local, const RedistributionStep& step) {
-  const int64_t dim = target(step).dim();
-  const std::vector<Chunk> chunks = peer_chunks(step.to, step.axis);
-  at::Tensor in = pack(local, dim, chunks);
+StepRun start_reduce_scatter(
+    const at::Tensor& local, const RedistributionStep& step) {
+  const StepLayout layout = step_layout(step);
+  at::Tensor in = pack(local, layout.send_dim, layout.send);
   at::Tensor out = at::empty(step.to->local_sizes, local.options());
-  WorkPtr work =
-    group_of(step).reduce_scatter(in, out.view(-1), counts_of(chunks, slab(local.sizes(), dim)), source(step).op());
+  WorkPtr work = group_of(step).reduce_scatter(
+      in, out.view(-1), layout.send_counts, source(step).op());
   return {work, [in, out] { return out; }};
 }
 
-StepRun start_all_gather(const at::Tensor& local, const RedistributionStep& step) {
-  const int64_t dim = source(step).dim();
-  const std::vector<int64_t> counts = counts_of(peer_chunks(step.from, step.axis), slab(local.sizes(), dim));
+StepRun start_all_gather(
+    const at::Tensor& local, const RedistributionStep& step) {
+  StepLayout layout = step_layout(step);
   at::Tensor in = local.contiguous().view(-1);
-  int64_t total = 0;
-  for (int64_t count : counts) {
-    total += count;
-  }
-  at::Tensor out = at::empty({total}, local.options());
-  WorkPtr work = group_of(step).all_gather(in, out, counts);
-  std::vector<int64_t> sizes = local.sizes().vec();
-  std::vector<int64_t> extents = counts_of(peer_chunks(step.from, step.axis), 1);
-  return {work, [in, out, sizes, dim, extents] { return unpack(out, sizes, dim, extents); }};
+  at::Tensor out = at::empty({total(layout.recv_counts)}, local.options());
+  WorkPtr work = group_of(step).all_gather(in, out, layout.recv_counts);
+  return {work, [in, out, step, layout] {
+            return unpack(
+                out, step.to->local_sizes, layout.recv_dim, layout.recv);
+          }};
 }
 
-// What one rank of the axis sends another when a shard changes its dim, or its boundaries along the same dim.
-struct Piece {
-  Chunk rows; // along the old dim, relative to the sender's local
-  Chunk columns; // along the new dim, likewise; unused when the dims are the same
-};
-
-Chunk intersection(const Chunk& held, const Chunk& wanted) {
-  const int64_t begin = std::max(held.offset, wanted.offset);
-  const int64_t end = std::min(held.offset + held.size, wanted.offset + wanted.size);
-  return {std::min(begin - held.offset, held.size), std::max<int64_t>(0, end - begin)};
-}
-
-StepRun start_reshard_same_dim(const at::Tensor& local, const RedistributionStep& step) {
-  const int64_t dim = source(step).dim();
-  const std::vector<Chunk> held = peer_chunks(step.from, step.axis);
-  const std::vector<Chunk> wanted = peer_chunks(step.to, step.axis);
-  const auto me = static_cast<size_t>(coordinate_of(step));
-  std::vector<Chunk> sent;
-  std::vector<int64_t> received;
-  for (size_t peer = 0; peer < held.size(); ++peer) {
-    sent.push_back(intersection(held[me], wanted[peer]));
-    received.push_back(intersection(held[peer], wanted[me]).size);
-  }
-  const int64_t per_index = slab(local.sizes(), dim);
-  std::vector<at::Tensor> pieces;
-  for (const Chunk& piece : sent) {
-    pieces.push_back(local.narrow(dim, piece.size == 0 ? 0 : piece.offset, piece.size).reshape(-1));
-  }
-  at::Tensor in = at::cat(pieces);
-  at::Tensor out = at::empty({wanted[me].size * per_index}, local.options());
-  std::vector<int64_t> out_counts;
-  for (int64_t extent : received) {
-    out_counts.push_back(extent * per_index);
-  }
-  WorkPtr work = group_of(step).all_to_all(in, out, counts_of(sent, per_index), out_counts);
-  std::vector<int64_t> sizes = local.sizes().vec();
-  return {work, [in, out, sizes, dim, received] { return unpack(out, sizes, dim, received); }};
-}
-
-StepRun start_all_to_all(const at::Tensor& local, const RedistributionStep& step) {
-  if (source(step).dim() == target(step).dim()) {
-    return start_reshard_same_dim(local, step);
-  }
-  const int64_t old_dim = source(step).dim();
-  const int64_t new_dim = target(step).dim();
-  const std::vector<Chunk> held = peer_chunks(step.from, step.axis);
-  const std::vector<Chunk> wanted = peer_chunks(step.to, step.axis);
-  const int64_t mine = wanted[static_cast<size_t>(coordinate_of(step))].size;
-  at::Tensor in = pack(local, new_dim, wanted);
-  std::vector<int64_t> sizes = with_size(local.sizes(), new_dim, mine);
-  const std::vector<int64_t> out_counts = counts_of(held, slab(sizes, old_dim));
-  int64_t total = 0;
-  for (int64_t count : out_counts) {
-    total += count;
-  }
-  at::Tensor out = at::empty({total}, local.options());
-  WorkPtr work = group_of(step).all_to_all(in, out, counts_of(wanted, slab(local.sizes(), new_dim)), out_counts);
-  return {work, [in, out, sizes, old_dim, extents = counts_of(held, 1)] { return unpack(out, sizes, old_dim, extents); }};
+StepRun start_all_to_all(
+    const at::Tensor& local, const RedistributionStep& step) {
+  StepLayout layout = step_layout(step);
+  at::Tensor in = pack(local, layout.send_dim, layout.send);
+  at::Tensor out = at::empty({total(layout.recv_counts)}, local.options());
+  WorkPtr work = group_of(step).all_to_all(
+      in, out, layout.send_counts, layout.recv_counts);
+  return {work, [in, out, step, layout] {
+            return unpack(
+                out, step.to->local_sizes, layout.recv_dim, layout.recv);
+          }};
 }
 
 at::Tensor slice(const at::Tensor& tensor, const RedistributionStep& step) {
-  const std::vector<Chunk> chunks = peer_chunks(step.to, step.axis);
-  const Chunk& mine = chunks[static_cast<size_t>(coordinate_of(step))];
-  return tensor.narrow(target(step).dim(), mine.offset, mine.size);
+  const StepLayout layout = step_layout(step);
+  const Chunk& mine = layout.send[static_cast<size_t>(coordinate_of(step))];
+  return tensor.narrow(
+      layout.send_dim, mine.size == 0 ? 0 : mine.offset, mine.size);
 }
 
 at::Tensor to_partial(const at::Tensor& local, const RedistributionStep& step) {
@@ -235,15 +205,19 @@ at::Tensor to_partial(const at::Tensor& local, const RedistributionStep& step) {
 
 at::Tensor rescale(const at::Tensor& local, const RedistributionStep& step) {
   const auto ranks = static_cast<double>(group_of(step).size());
-  return source(step).op() == ReduceOp::kSum ? local.mul(ranks) : local.div(ranks);
+  return source(step).op() == ReduceOp::kSum ? local.mul(ranks)
+                                             : local.div(ranks);
 }
 
 StepRun start_step(const at::Tensor& local, const RedistributionStep& step) {
   switch (step.kind) {
     case Kind::kAllReduce:
-      return start_all_reduce(local, step, [](at::Tensor whole) { return whole; });
+      return start_all_reduce(
+          local, step, [](at::Tensor whole) { return whole; });
     case Kind::kAllReduceSlice:
-      return start_all_reduce(local, step, [step](const at::Tensor& whole) { return slice(whole, step).clone(); });
+      return start_all_reduce(local, step, [step](const at::Tensor& whole) {
+        return slice(whole, step).clone();
+      });
     case Kind::kReduceScatter:
       return start_reduce_scatter(local, step);
     case Kind::kAllGather:
@@ -256,14 +230,20 @@ StepRun start_step(const at::Tensor& local, const RedistributionStep& step) {
       return done(to_partial(local, step));
     case Kind::kRescale:
       return done(rescale(local, step));
+    case Kind::kRelabel:
+      return done(local.view(step.to->local_sizes));
   }
   throw Error("redistribute: unknown step");
 }
 
 } // namespace
 
-at::Tensor run_steps(const at::Tensor& local, const std::vector<RedistributionStep>& steps, bool may_alias) {
-  c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+at::Tensor run_steps(
+    const at::Tensor& local,
+    const std::vector<RedistributionStep>& steps,
+    bool may_alias) {
+  c10::impl::ExcludeDispatchKeyGuard guard(
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   at::Tensor current = local;
   for (const RedistributionStep& step : steps) {
     StepRun run = start_step(current, step);
@@ -288,13 +268,15 @@ struct PendingTensor::State {
   StepRun first; // of steps[0]; unused when there is none
 };
 
-PendingTensor::PendingTensor(std::unique_ptr<State> state) : state_(std::move(state)) {}
+PendingTensor::PendingTensor(std::unique_ptr<State> state)
+    : state_(std::move(state)) {}
 PendingTensor::PendingTensor(PendingTensor&&) noexcept = default;
 PendingTensor& PendingTensor::operator=(PendingTensor&&) noexcept = default;
 PendingTensor::~PendingTensor() = default;
 
 at::Tensor PendingTensor::wait() {
-  c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+  c10::impl::ExcludeDispatchKeyGuard guard(
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   const std::unique_ptr<State> state = std::move(state_);
   if (state->steps.empty()) {
     return wrap_local(state->source.clone(), state->to);
@@ -302,7 +284,8 @@ at::Tensor PendingTensor::wait() {
   if (state->first.work) {
     state->first.work->wait();
   }
-  const at::Tensor current = match_layout(state->first.finish(), state->steps[0].to);
+  const at::Tensor current =
+      match_layout(state->first.finish(), state->steps[0].to);
   state->steps.erase(state->steps.begin());
   at::Tensor result = run_steps(current, state->steps, true);
   if (result.is_alias_of(state->source)) {
@@ -311,8 +294,10 @@ at::Tensor PendingTensor::wait() {
   return wrap_local(std::move(result), state->to);
 }
 
-PendingTensor redistribute_async(const at::Tensor& tensor, const Placements& placements) {
-  c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+PendingTensor redistribute_async(
+    const at::Tensor& tensor, const Placements& placements) {
+  c10::impl::ExcludeDispatchKeyGuard guard(
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   auto state = std::make_unique<PendingTensor::State>();
   state->source = local_of(tensor);
   state->to = with_placements(spec_of(tensor), placements);

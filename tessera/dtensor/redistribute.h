@@ -10,9 +10,13 @@
 
 namespace tessera {
 
-// Moves a local tensor through the steps; blocks. Collective over the axes that the steps name. The result shares no memory with `local`
-// unless `may_alias` is true and no step needs to write.
-at::Tensor run_steps(const at::Tensor& local, const std::vector<RedistributionStep>& steps, bool may_alias = false);
+// Moves a local tensor through the steps; blocks. Collective over the axes that
+// the steps name. The result shares no memory with `local` unless `may_alias`
+// is true and no step needs to write.
+at::Tensor run_steps(
+    const at::Tensor& local,
+    const std::vector<RedistributionStep>& steps,
+    bool may_alias = false);
 
 // A redistribution that has been started. Move-only; wait() once.
 class PendingTensor {
@@ -23,15 +27,19 @@ class PendingTensor {
   PendingTensor& operator=(PendingTensor&&) noexcept;
   ~PendingTensor();
 
-  // Blocks until the tensor is there: a distributed tensor in the asked placements. Throws TimeoutError, PeerError.
+  // Blocks until the tensor is there: a distributed tensor in the asked
+  // placements. Throws TimeoutError, PeerError.
   at::Tensor wait();
 
  private:
   std::unique_ptr<State> state_;
 };
 
-// Starts to bring a distributed tensor to other placements, outside autograd: its first collective is in flight when this returns, further
-// ones run in wait(). Several may be pending at once; every rank starts and waits for them in the same order.
-PendingTensor redistribute_async(const at::Tensor& tensor, const Placements& placements);
+// Starts to bring a distributed tensor to other placements, outside autograd:
+// its first collective is in flight when this returns, further ones run in
+// wait(). Several may be pending at once; every rank starts and waits for them
+// in the same order.
+PendingTensor redistribute_async(
+    const at::Tensor& tensor, const Placements& placements);
 
 } // namespace tessera
