@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+#include <tessera/tessera.h>
+#include <torch/torch.h>
+
+namespace tessera {
+namespace {
+
+at::Tensor values(at::IntArrayRef sizes) {
+  int64_t numel = 1;
+  for (int64_t size : sizes) {
+    numel *= size;
+  }
+  return torch::arange(numel, torch::kFloat).view(sizes);
+}
+
+class Ranks : public testing::TestWithParam<int64_t> {};
+INSTANTIATE_TEST_SUITE_P(Worlds, Ranks, testing::Values(1, 2, 3, 4));
+
+TEST_P(Ranks, ShardsComeBackWhole) {
+  run_ranks(GetParam(), [](World world) {
+    const DeviceMesh mesh = make_mesh(world, {{"dp", world.size()}});
+    for (const Placement placement : {Placement(Replicate{}), Placement(Shard(0)), Placement(Shard(1)), Placement(Partial())}) {
+      const at::Tensor value = values({5, 3});
+      const at::Tensor tensor = distribute(value, mesh, {placement});
+      EXPECT_TRUE(full_tensor(tensor).equal(value)) << placement.str();
+    }
+  });
+}
+
+TEST_P(Ranks, MatmulOfABatchShardRunsNoCollective) {
+  run_ranks(GetParam(), [](World world) {
+    const DeviceMesh mesh = make_mesh(world, {{"dp", world.size()}});
+    const at::Tensor x = distribute(values({5, 3}), mesh, {Shard(0)});
+    const at::Tensor w = distribute(values({3, 4}), mesh, {Replicate{}});
+    world.record().reset();
+    const at::Tensor y = x.mm(w).relu().add(1.0);
+    EXPECT_EQ(world.record().total_count(), 0);
+    EXPECT_EQ(placements_of(y), Placements{Shard(0)});
+    EXPECT_TRUE(full_tensor(y).equal(values({5, 3}).mm(values({3, 4})).relu().add(1.0)));
+  });
+}
+
+TEST_P(Ranks, WeightGradientsArePartialAndRight) {
+  run_ranks(GetParam(), [](World world) {
+    const DeviceMesh mesh = make_mesh(world, {{"dp", world.size()}});
+    torch::manual_seed(0);
+    const at::Tensor xv = torch::randn({6, 3});
+    const at::Tensor wv = torch::randn({4, 3});
+    const at::Tensor x = distribute(xv, mesh, {Shard(0)});
+    const at::Tensor w = distribute(wv, mesh, {Replicate{}}).requires_grad_();
+    torch::linear(x, w).pow(2).sum().backward();
+    const at::Tensor pw = wv.clone().requires_grad_();
+    torch::linear(xv, pw).pow(2).sum().backward();
+    EXPECT_TRUE(placements_of(w.grad())[0].is_partial() || world.size() == 1);
+    EXPECT_TRUE(torch::allclose(full_tensor(w.grad()), pw.grad(), 1e-5, 1e-5));
+  });
+}
+
+} // namespace
+} // namespace tessera
