@@ -11,6 +11,8 @@
 #include <tessera/dtensor/layout.h>
 #include <tessera/dtensor/redistribute.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 
 namespace tessera {
 namespace {
@@ -188,23 +190,67 @@ struct Distribute : public Function<Distribute> {
   }
 };
 
+// Brings a leaf's incoming gradient to the leaf's placements. Lives in the
+// leaf's autograd metadata, so the leaf outlives it.
+class GradientPlacementHook : public torch::autograd::FunctionPreHook {
+ public:
+  explicit GradientPlacementHook(DTensorImpl* leaf) : leaf_(leaf) {}
+
+  variable_list operator()(const variable_list& gradients) override {
+    variable_list result = gradients;
+    const SpecPtr spec = leaf_->spec();
+    if (!result[0].defined()) {
+      return result;
+    }
+    AskerScope asker("backward.leaf");
+    const SpecPtr from = spec_or_replicated(result[0], spec->mesh);
+    const Placements placements =
+        gradient_placements(spec->placements, from->placements, true);
+    if (is_dtensor(result[0]) && placements == from->placements) {
+      return result;
+    }
+    const bool differentiable =
+        at::GradMode::is_enabled() && is_dtensor(result[0]);
+    result[0] = differentiable ? redistribute(result[0], placements)
+                               : moved_dtensor(result[0], from, placements);
+    return result;
+  }
+
+ private:
+  DTensorImpl* leaf_;
+};
+
+// What does not come out of a graph may become a leaf.
+at::Tensor with_leaf_hook(at::Tensor tensor) {
+  if (!tensor.requires_grad() && !tensor.is_inference()) {
+    keep_gradient_placements(tensor);
+  }
+  return tensor;
+}
+
 } // namespace
+
+void keep_gradient_placements(const at::Tensor& tensor) {
+  torch::autograd::impl::add_hook(
+      tensor,
+      std::make_unique<GradientPlacementHook>(DTensorImpl::get(tensor)));
+}
 
 at::Tensor to_local_function(const at::Tensor& tensor, SpecPtr gradient) {
   return ToLocal::apply(tensor, keep(gradient).toInt());
 }
 
 at::Tensor from_local_function(const at::Tensor& local, SpecPtr spec) {
-  return FromLocal::apply(local, keep(spec).toInt());
+  return with_leaf_hook(FromLocal::apply(local, keep(spec).toInt()));
 }
 
 at::Tensor redistribute_function(const at::Tensor& tensor, SpecPtr to) {
-  return Redistribute::apply(tensor, keep(to).toInt());
+  return with_leaf_hook(Redistribute::apply(tensor, keep(to).toInt()));
 }
 
 at::Tensor distribute_function(
     const at::Tensor& value, const at::Tensor& whole, SpecPtr to) {
-  return Distribute::apply(value, whole, keep(to).toInt());
+  return with_leaf_hook(Distribute::apply(value, whole, keep(to).toInt()));
 }
 
 } // namespace tessera

@@ -22,4 +22,8 @@ at::Tensor redistribute_function(const at::Tensor& tensor, SpecPtr to);
 at::Tensor distribute_function(
     const at::Tensor& value, const at::Tensor& whole, SpecPtr to);
 
+// Makes gradients that reach `tensor` as a leaf come in its placements (a
+// Partial sum stays where the tensor is Replicate). Once per tensor.
+void keep_gradient_placements(const at::Tensor& tensor);
+
 } // namespace tessera

@@ -26,6 +26,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
 #include <tessera/base/error.h>
+#include <tessera/dtensor/autograd_functions.h>
 #include <tessera/dtensor/deferred_init.h>
 #include <tessera/dtensor/dtensor.h>
 #include <tessera/dtensor/dtensor_impl.h>
@@ -310,6 +311,7 @@ void place(
         name,
         tensor.defined() ? "a plain tensor" : "undefined"));
   }
+  keep_gradient_placements(tensor);
   const Placements placements = placement_for
       ? placement_for(name, impl->spec()->sizes)
       : replicated(mesh);

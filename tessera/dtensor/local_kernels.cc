@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <tessera/dtensor/local_kernels.h>
 
+#include <ATen/core/Reduction.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/sum.h>
@@ -184,7 +185,10 @@ void run_sdp_choice(const LocalCall& call, torch::jit::Stack& stack) {
 void run_local_kernel(LocalCall& call, torch::jit::Stack& stack) {
   switch (call.plan.decision.kernel) {
     case LocalKernel::kOp:
+      call_operator(call, stack);
+      return;
     case LocalKernel::kNllLoss:
+      argument(stack, call.info, 3) = static_cast<int64_t>(at::Reduction::Sum);
       call_operator(call, stack);
       return;
     case LocalKernel::kMean:
