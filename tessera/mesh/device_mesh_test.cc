@@ -149,7 +149,8 @@ TEST(DeviceMesh, SubmeshFollowsTheOrderOfNamesAndSharesGroups) {
     const DeviceMesh swapped = mesh.submesh({"b", "a"});
     EXPECT_THAT(swapped.ranks(), ElementsAre(0, 2, 1, 3));
     EXPECT_EQ(swapped.coordinate(0), mesh.coordinate(1));
-    EXPECT_EQ(swapped.group("a").backend(), mesh.group("a").backend());
+    EXPECT_EQ(
+        &swapped.group("a").world_ranks(), &mesh.group("a").world_ranks());
     EXPECT_EQ(swapped.submesh({"a", "b"}), mesh);
     const DeviceMesh row = mesh.submesh({"b"});
     const int64_t first = mesh.coordinate(0) * 2;
@@ -166,6 +167,21 @@ TEST(DeviceMesh, SubmeshFollowsTheOrderOfNamesAndSharesGroups) {
     EXPECT_THAT(
         usage_error([&] { mesh.submesh({}); }), HasSubstr("without axes"));
   });
+}
+
+TEST(DeviceMesh, KnowsTheBackendOfEveryAxis) {
+  const auto check = [](const World& world) {
+    const DeviceMesh mesh = make_mesh(world, {{"a", 1}, {"b", 2}});
+    EXPECT_EQ(mesh.backend_name(0), "single");
+    EXPECT_EQ(mesh.backend_name(1), mesh.group("b").backend_name());
+    auto ones = torch::ones({2});
+    mesh.group("b").all_reduce(ones, ReduceOp::kSum)->wait();
+    EXPECT_EQ(ones[0].item<float>(), 2);
+  };
+  run_ranks(2, check);
+  RunRanksOptions gloo;
+  gloo.backend = "gloo";
+  run_ranks(2, check, gloo);
 }
 
 TEST(DeviceMesh, StaysReadableWhenItsWorldHasEnded) {
