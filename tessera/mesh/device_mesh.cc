@@ -246,12 +246,6 @@ class MeshTable {
   std::map<std::pair<std::string, std::vector<int64_t>>, Group> groups_;
 };
 
-// The same world without a share in its life: meshes outlive worlds.
-World borrowed(const World& world) {
-  return World(
-      std::shared_ptr<WorldImpl>(std::shared_ptr<void>(), world.impl().get()));
-}
-
 std::vector<int64_t> iota(int64_t count) {
   std::vector<int64_t> values(at(count));
   std::iota(values.begin(), values.end(), 0);
@@ -382,7 +376,7 @@ DeviceMesh make_mesh(
   MeshTable& table = world.state<MeshTable>();
   mesh->coordinates = coordinates_of(mesh->axes, world.rank());
   mesh->device = device;
-  mesh->world = borrowed(world);
+  mesh->world = world.unowned();
   add_groups(*mesh, table);
   return DeviceMesh(table.insert(std::move(mesh)));
 }
