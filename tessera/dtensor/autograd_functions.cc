@@ -223,14 +223,15 @@ class GradientPlacementHook : public torch::autograd::FunctionPreHook {
 // What does not come out of a graph may become a leaf.
 at::Tensor with_leaf_hook(at::Tensor tensor) {
   if (!tensor.requires_grad() && !tensor.is_inference()) {
-    keep_gradient_placements(tensor);
+    prepare_leaf(tensor);
   }
   return tensor;
 }
 
 } // namespace
 
-void keep_gradient_placements(const at::Tensor& tensor) {
+void prepare_leaf(const at::Tensor& tensor) {
+  DTensorImpl::get(tensor)->explain_missing_storage();
   torch::autograd::impl::add_hook(
       tensor,
       std::make_unique<GradientPlacementHook>(DTensorImpl::get(tensor)));

@@ -24,6 +24,6 @@ at::Tensor distribute_function(
 
 // Makes gradients that reach `tensor` as a leaf come in its placements (a
 // Partial sum stays where the tensor is Replicate). Once per tensor.
-void keep_gradient_placements(const at::Tensor& tensor);
+void prepare_leaf(const at::Tensor& tensor);
 
 } // namespace tessera

@@ -311,7 +311,7 @@ void place(
         name,
         tensor.defined() ? "a plain tensor" : "undefined"));
   }
-  keep_gradient_placements(tensor);
+  prepare_leaf(tensor);
   const Placements placements = placement_for
       ? placement_for(name, impl->spec()->sizes)
       : replicated(mesh);

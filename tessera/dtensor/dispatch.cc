@@ -476,7 +476,7 @@ void OpKernel::move_inputs(const ExecPlan& plan, Stack& stack) const {
   for (const ExecPlan::Move& move : plan.moves) {
     c10::IValue& value = argument(stack, move.arg);
     const bool may_alias =
-        !info_.args[static_cast<size_t>(move.arg)].written && !info_.is_view;
+        !info_.args[static_cast<size_t>(move.arg)].written && !plan.copied_view;
     const at::Tensor local = element_of(value, move.element);
     at::Tensor moved = run_steps(local, move.steps, may_alias);
     if (local.unsafeGetTensorImpl()->is_wrapped_number()) {

@@ -6,6 +6,7 @@
 #include <tessera/mesh/tensor_spec.h>
 
 #include <memory>
+#include <string>
 
 namespace tessera {
 
@@ -64,6 +65,13 @@ class DTensorImpl final : public c10::TensorImpl {
     if (!shares_version_counter_) {
       local_.unsafeGetTensorImpl()->bump_version();
     }
+  }
+
+  // Makes errors about missing storage name the calls that give data. Costs an
+  // allocation, so only tensors that users get from our own calls have it.
+  void explain_missing_storage() {
+    release_storage_and_set_meta_custom_data_ptr_error_msg_(
+        std::string("data_ptr: got ") + tensorimpl_type_name());
   }
 
   // A view whose input had to be moved is a copy: in-place writes to it would

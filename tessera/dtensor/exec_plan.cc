@@ -211,8 +211,10 @@ void prepare_edits(ExecPlan& plan) {
 
 bool moves_data(const ExecPlan& plan) {
   for (const ExecPlan::Move& move : plan.moves) {
-    if (!move.steps.empty()) {
-      return true;
+    for (const RedistributionStep& step : move.steps) {
+      if (step.kind != RedistributionStep::Kind::kRelabel) {
+        return true;
+      }
     }
   }
   return false;
