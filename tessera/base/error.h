@@ -6,13 +6,15 @@
 
 namespace tessera {
 
-// The root of everything that Tessera throws. A message reads: operation [rank, group, sequence]: got, expected; remedy.
+// The root of everything that Tessera throws. A message reads: operation [rank,
+// group, sequence]: got, expected; remedy.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// The caller asked for something that cannot be done: wrong options, shapes that do not fit, a forbidden combination.
+// The caller asked for something that cannot be done: wrong options, shapes
+// that do not fit, a forbidden combination.
 class UsageError : public Error {
  public:
   using Error::Error;
