@@ -2,9 +2,9 @@
 //
 // A redistribution goes by steps that each change one mesh axis, so that each
 // is one collective of that axis's group, or local. Between R, S and P on one
-// axis the step is known (table in `kind_between`); what has to be found is
-// the order of the axes and the placements in between. Both follow from a
-// shortest path through the graph whose nodes are placements of all axes:
+// axis the step is known (redistribution_edge.cc); what has to be found is the
+// order of the axes and the placements in between. Both follow from a shortest
+// path through the graph whose nodes are placements of all axes:
 //
 //   [P, S0] --b: all_to_all--> [P, S1] --a: reduce_scatter--> [S0, S1] ...
 //
@@ -30,13 +30,12 @@
 // Costs are counted in whole nanoseconds of the largest rank (coordinate 0 on
 // every axis), and ties are broken by the number of steps and the node's code,
 // so that every rank finds the same path.
-#include <c10/core/ScalarType.h>
 #include <fmt/format.h>
 #include <tessera/base/error.h>
 #include <tessera/sharding/redistribution.h>
+#include <tessera/sharding/redistribution_edge.h>
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
 #include <limits>
 #include <optional>
@@ -54,200 +53,6 @@ constexpr int64_t kMaxNarrowNodes = 2'000'000;
 
 size_t at(int64_t index) {
   return static_cast<size_t>(index);
-}
-
-// What one edge of the graph does.
-struct Edge {
-  int64_t axis;
-  Placement placement; // of the axis afterwards
-  Kind kind;
-  int64_t cost_ns;
-};
-
-// The tensor whose pieces move, without its placements.
-class Mover {
- public:
-  Mover(const TensorSpec& spec, const CostModel& costs)
-      : spec_(spec), costs_(costs) {}
-
-  // The edge that gives `axis` another placement; nothing where there is none.
-  std::optional<Edge> edge(
-      const Placements& now, int64_t axis, const Placement& next) const;
-
-  // Whether two units cut `axis` alike, whatever the axes left of it leave.
-  bool cuts_alike(
-      const Placements& now, int64_t axis, const Placement& next) const;
-
- private:
-  std::optional<Kind> kind_between(
-      const Placements& now, int64_t axis, const Placement& next) const;
-  bool allowed(
-      const Placements& now, int64_t axis, const Placement& next) const;
-  double cost_us(
-      const Placements& now, const Placements& next, const Edge& edge) const;
-  int64_t bytes(const Placements& placements) const;
-  double pack_us(int64_t dim, int64_t bytes) const;
-
-  const TensorSpec& spec_;
-  const CostModel& costs_;
-};
-
-bool Mover::cuts_alike(
-    const Placements& now, int64_t axis, const Placement& next) const {
-  const int64_t dim = next.dim();
-  std::vector<int64_t> extents{spec_.sizes[at(dim)]};
-  for (int64_t left = 0; left < axis; ++left) {
-    if (now[at(left)].is_shard(dim)) {
-      std::vector<int64_t> inner;
-      for (int64_t extent : extents) {
-        const auto sizes =
-            chunk_sizes(extent, now[at(left)].unit(), spec_.mesh.size(left));
-        inner.insert(inner.end(), sizes.begin(), sizes.end());
-      }
-      std::sort(inner.begin(), inner.end());
-      inner.erase(std::unique(inner.begin(), inner.end()), inner.end());
-      extents = std::move(inner);
-    }
-  }
-  const int64_t parts = spec_.mesh.size(axis);
-  return std::all_of(extents.begin(), extents.end(), [&](int64_t extent) {
-    return chunk_sizes(extent, now[at(axis)].unit(), parts) ==
-        chunk_sizes(extent, next.unit(), parts);
-  });
-}
-
-// The rules of nesting, see above.
-bool Mover::allowed(
-    const Placements& now, int64_t axis, const Placement& next) const {
-  const Placement& old = now[at(axis)];
-  for (int64_t right = axis + 1; right < spec_.mesh.ndim(); ++right) {
-    const Placement& other = now[at(right)];
-    if (spec_.mesh.size(right) == 1) {
-      continue;
-    }
-    if (other.is_shard() &&
-        (old.is_shard(other.dim()) || next.is_shard(other.dim()))) {
-      return false;
-    }
-    if (other.is_partial() && old.is_partial() &&
-        !commute(old.op(), other.op())) {
-      return false;
-    }
-    if (other.is_partial(ReduceOp::kSum) &&
-        next.is_partial(ReduceOp::kProduct)) {
-      return false;
-    }
-  }
-  return true;
-}
-
-std::optional<Kind> Mover::kind_between(
-    const Placements& now, int64_t axis, const Placement& next) const {
-  const Placement& old = now[at(axis)];
-  if (old.is_replicate()) {
-    return next.is_shard() ? Kind::kSlice : Kind::kToPartial;
-  }
-  if (old.is_shard()) {
-    if (next.is_partial()) {
-      return std::nullopt; // by way of Replicate
-    }
-    if (next.is_replicate()) {
-      return Kind::kAllGather;
-    }
-    const bool alike = old.dim() == next.dim() && cuts_alike(now, axis, next);
-    return alike ? Kind::kRelabel : Kind::kAllToAll;
-  }
-  if (next.is_replicate()) {
-    return Kind::kAllReduce;
-  }
-  if (next.is_shard()) {
-    return Kind::kReduceScatter;
-  }
-  const bool divides = old.is_partial(ReduceOp::kAvg);
-  const bool exact =
-      !divides || !c10::isIntegralType(spec_.dtype, /*includeBool=*/true);
-  if (commute(old.op(), next.op()) && exact) {
-    return Kind::kRescale;
-  }
-  return std::nullopt; // by way of Replicate
-}
-
-int64_t Mover::bytes(const Placements& placements) const {
-  std::vector<int64_t> sizes = spec_.sizes;
-  for (int64_t axis = 0; axis < spec_.mesh.ndim(); ++axis) {
-    const Placement& placement = placements[at(axis)];
-    if (placement.is_shard()) {
-      int64_t& size = sizes[at(placement.dim())];
-      size = chunk(size, placement.unit(), spec_.mesh.size(axis), 0).size;
-    }
-  }
-  auto total = static_cast<int64_t>(c10::elementSize(spec_.dtype));
-  for (int64_t size : sizes) {
-    total *= size;
-  }
-  return total;
-}
-
-// Pieces of an outermost dim lie in one run; others are gathered by a copy.
-double Mover::pack_us(int64_t dim, int64_t bytes) const {
-  const auto begin = spec_.sizes.begin();
-  const bool outermost =
-      std::all_of(begin, begin + dim, [](int64_t size) { return size == 1; });
-  return outermost ? 0 : costs_.copy_us(bytes);
-}
-
-double Mover::cost_us(
-    const Placements& now, const Placements& next, const Edge& edge) const {
-  const Placement& old = now[at(edge.axis)];
-  const auto collective = [&](CollectiveKind kind, int64_t bytes) {
-    return costs_.collective_us(spec_.mesh, edge.axis, kind, bytes);
-  };
-  const int64_t before = bytes(now);
-  const int64_t after = bytes(next);
-  switch (edge.kind) {
-    case Kind::kAllReduce:
-      return collective(CollectiveKind::kAllReduce, before);
-    case Kind::kReduceScatter:
-      return collective(CollectiveKind::kReduceScatter, before) +
-          pack_us(edge.placement.dim(), before);
-    case Kind::kAllReduceSlice:
-      return collective(CollectiveKind::kAllReduce, before) +
-          costs_.copy_us(after);
-    case Kind::kAllGather:
-      return collective(CollectiveKind::kAllGather, after) +
-          pack_us(old.dim(), after);
-    case Kind::kAllToAll:
-      return collective(CollectiveKind::kAllToAll, before) +
-          pack_us(edge.placement.dim(), before) + pack_us(old.dim(), after);
-    case Kind::kSlice:
-    case Kind::kToPartial:
-    case Kind::kRescale:
-      return costs_.copy_us(after);
-    case Kind::kRelabel:
-      return 0;
-  }
-  return 0;
-}
-
-std::optional<Edge> Mover::edge(
-    const Placements& now, int64_t axis, const Placement& next) const {
-  const std::optional<Kind> kind = kind_between(now, axis, next);
-  if (!kind || !allowed(now, axis, next)) {
-    return std::nullopt;
-  }
-  Placements after = now;
-  after[at(axis)] = next;
-  const auto priced = [&](Kind k) {
-    Edge edge{axis, next, k, 0};
-    edge.cost_ns = std::llround(1e3 * cost_us(now, after, edge));
-    return edge;
-  };
-  const Edge first = priced(*kind);
-  if (*kind == Kind::kReduceScatter) {
-    const Edge second = priced(Kind::kAllReduceSlice);
-    return second.cost_ns < first.cost_ns ? second : first;
-  }
-  return first;
 }
 
 // The placements that one axis may pass through, the first being what it is.
@@ -514,36 +319,6 @@ void check_same_tensor(SpecPtr from, SpecPtr to) {
   }
 }
 
-// The elements in ranges of one dim of a tensor.
-std::vector<int64_t> counts_of(
-    const std::vector<int64_t>& sizes,
-    int64_t dim,
-    const std::vector<Chunk>& ranges) {
-  int64_t others = 1;
-  for (int64_t d = 0; d < static_cast<int64_t>(sizes.size()); ++d) {
-    others *= d == dim ? 1 : sizes[at(d)];
-  }
-  std::vector<int64_t> counts;
-  for (const Chunk& range : ranges) {
-    counts.push_back(others * range.size);
-  }
-  return counts;
-}
-
-// What each of `ranges` has in common with `window`, seen from its start.
-std::vector<Chunk> overlaps(
-    const std::vector<Chunk>& ranges, const Chunk& window) {
-  std::vector<Chunk> result;
-  for (const Chunk& range : ranges) {
-    const int64_t begin =
-        std::clamp(range.offset - window.offset, int64_t{0}, window.size);
-    const int64_t end = std::clamp(
-        range.offset + range.size - window.offset, int64_t{0}, window.size);
-    result.push_back({begin, std::max<int64_t>(end - begin, 0)});
-  }
-  return result;
-}
-
 } // namespace
 
 std::vector<RedistributionStep> plan_redistribution(
@@ -581,39 +356,6 @@ double redistribution_us(
 double redistribution_us(SpecPtr from, SpecPtr to, const CostModel& costs) {
   check_same_tensor(from, to);
   return redistribution_us(from, to->placements, costs);
-}
-
-StepLayout step_layout(const RedistributionStep& step) {
-  StepLayout layout;
-  if (step.kind == Kind::kRelabel) {
-    return layout;
-  }
-  const Placement& old = step.from->placements[at(step.axis)];
-  const Placement& next = step.to->placements[at(step.axis)];
-  if (next.is_shard()) {
-    layout.send_dim = next.dim();
-    layout.send = peer_chunks(step.to, step.axis);
-  }
-  if (old.is_shard()) {
-    layout.recv_dim = old.dim();
-    layout.recv = peer_chunks(step.from, step.axis);
-  }
-  if (old.is_shard() && next.is_shard(old.dim())) {
-    const auto mine = at(step.from->mesh.coordinate(step.axis));
-    const Chunk old_range = layout.recv[mine];
-    const Chunk new_range = layout.send[mine];
-    layout.send = overlaps(layout.send, old_range);
-    layout.recv = overlaps(layout.recv, new_range);
-  }
-  if (next.is_shard()) {
-    layout.send_counts =
-        counts_of(step.from->local_sizes, layout.send_dim, layout.send);
-  }
-  if (old.is_shard()) {
-    layout.recv_counts =
-        counts_of(step.to->local_sizes, layout.recv_dim, layout.recv);
-  }
-  return layout;
 }
 
 } // namespace tessera
