@@ -18,7 +18,8 @@ def outcome(case):
     if skipped is not None and "SKIP" in skipped.get("message", ""):
         return "skipped"
     # ctest calls "notrun" what it could not run: no executable, or what the test requires has failed.
-    if case.find("failure") is not None or case.get("status") in ("fail", "notrun") and skipped is not None:
+    not_run = case.get("status") == "notrun" and skipped is not None
+    if not_run or case.get("status") == "fail" or case.find("failure") is not None:
         return "failed"
     return "passed"
 

@@ -79,7 +79,7 @@ class Consumer:
         for ranks in RANKS:
             output = run(self.build / "bin/tessera", "run", "-n", ranks, "--", self.work / "readme/consumer", stdout=subprocess.PIPE).stdout
             for rank in range(ranks):
-                got = losses(output, rf"\[?{rank}\]?[:|]?\s+")
+                got = losses(output, rf"\[{rank}\] ")
                 if len(got) < 5:
                     raise SystemExit(f"rank {rank} of {ranks} printed {len(got)} losses, expected at least 5; all output:\n{output}")
                 got = [(step, f"{value:.6g}") for step, value in got]

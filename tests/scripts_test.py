@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that the scripts of continuous integration see what they are there to see."""
+import pathlib
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "scripts"))
+import count_tests
+import lint
+
+CTEST = """<testsuite>
+<testcase name="mesh_test" status="{mesh}"/>
+<testcase name="includes" status="run"/>
+<testcase name="consumer" status="notrun"><skipped message="Fixture dependency failed"/></testcase>
+</testsuite>"""
+GTEST = """<testsuites><testsuite name="Mesh">
+<testcase name="A" classname="Mesh" status="run" result="completed"/>
+<testcase name="B" classname="Mesh" status="run" result="completed">{failure}</testcase>
+<testcase name="C" classname="Mesh" status="run" result="skipped"><skipped message="SKIP"/></testcase>
+</testsuite></testsuites>"""
+
+
+class CountTests(unittest.TestCase):
+    def count(self, mesh, failure):
+        with tempfile.TemporaryDirectory() as folder:
+            results = pathlib.Path(folder)
+            (results / "ctest.xml").write_text(CTEST.format(mesh=mesh))
+            if failure is not None:
+                (results / "mesh_test.xml").write_text(GTEST.format(failure=failure))
+            names = count_tests.count(results)
+            return tuple(len(names[kind]) for kind in ("passed", "failed", "skipped"))
+
+    def test_counts_each_test_and_what_could_not_run(self):
+        self.assertEqual(self.count("run", ""), (3, 1, 1))
+
+    def test_counts_a_failed_test_once(self):
+        self.assertEqual(self.count("fail", "<failure/>"), (2, 2, 1))
+
+    def test_counts_an_executable_that_fails_after_its_tests(self):
+        self.assertEqual(self.count("fail", ""), (3, 2, 1))
+
+    def test_counts_an_executable_that_left_no_results(self):
+        self.assertEqual(self.count("fail", None), (1, 2, 0))
+
+
+class Lint(unittest.TestCase):
+    def complaints(self, text, name="thing.cc"):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / name
+            path.write_text(text)
+            return lint.check_text(path)
+
+    def function(self, lines):
+        return "// SPDX-License-Identifier: Apache-2.0\nnamespace tessera {\n\nvoid f() {\n" + "  g();\n" * (lines - 2) + "}\n\n}\n"
+
+    def test_limits_the_length_of_a_function(self):
+        self.assertEqual(self.complaints(self.function(70)), [])
+        self.assertIn("71 lines in one function", self.complaints(self.function(71))[0])
+
+    def test_limits_the_length_of_a_source(self):
+        text = "// SPDX-License-Identifier: Apache-2.0\n" + "int a;\n" * 500
+        self.assertIn("501 lines", self.complaints(text)[0])
+
+    def test_wants_the_licence_line(self):
+        self.assertIn("lacks", self.complaints("int a;\n")[0])
+
+    def test_reads_apart_what_shares_a_hidden_name(self):
+        with tempfile.TemporaryDirectory() as folder:
+            paths = [pathlib.Path(folder) / f"{name}.cc" for name in "abc"]
+            for path, name in zip(paths, ("f", "f", "g")):
+                path.write_text(f"namespace {{\n\nint {name}(int x) {{\n  return x;\n}}\n\n}} // namespace\n")
+            self.assertEqual(lint.groups_of(paths), [[paths[0], paths[2]], [paths[1]]])
+
+
+if __name__ == "__main__":
+    unittest.main()
