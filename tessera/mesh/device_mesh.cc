@@ -234,6 +234,7 @@ class MeshTable {
       const std::vector<int64_t>& ranks,
       c10::DeviceType device) {
     std::vector<std::pair<std::string, int64_t>> named;
+    named.reserve(axes.size());
     for (const Axis& axis : axes) {
       named.emplace_back(axis.name, axis.size);
     }
