@@ -87,14 +87,14 @@ class Graph {
     target_ = code_of(to);
   }
 
-  std::vector<Edge> shortest_path() const;
+  std::vector<PlanEdge> shortest_path() const;
 
  private:
   struct Reached {
     int64_t cost_ns = std::numeric_limits<int64_t>::max();
     int64_t steps = 0;
     int64_t previous = -1;
-    std::optional<Edge> edge;
+    std::optional<PlanEdge> edge;
     bool done = false;
   };
   using Entry = std::tuple<int64_t, int64_t, int64_t>; // cost, steps, code
@@ -109,7 +109,7 @@ class Graph {
   Placements placements_of(int64_t code) const;
   void visit(int64_t code, std::vector<Reached>& nodes, Frontier& open) const;
 
-  Mover mover_;
+  TensorMover mover_;
   const DeviceMesh& mesh_;
   const Placements& start_;
   std::vector<Options> options_; // of every axis
@@ -237,7 +237,7 @@ void Graph::visit(
   }
 }
 
-std::vector<Edge> Graph::shortest_path() const {
+std::vector<PlanEdge> Graph::shortest_path() const {
   std::vector<Reached> nodes(at(count()));
   Frontier open;
   const int64_t start = code_of(start_);
@@ -251,7 +251,7 @@ std::vector<Edge> Graph::shortest_path() const {
       visit(code, nodes, open);
     }
   }
-  std::vector<Edge> path;
+  std::vector<PlanEdge> path;
   for (int64_t code = target_; code != start; code = nodes[at(code)].previous) {
     path.push_back(*nodes[at(code)].edge);
   }
@@ -271,14 +271,14 @@ std::vector<int64_t> moving_axes(const TensorSpec& from, const Placements& to) {
 }
 
 // The edges of the plan but for those that only relabel.
-std::vector<Edge> find_path(
+std::vector<PlanEdge> find_path(
     SpecPtr from, const Placements& to, const CostModel& costs) {
   const std::vector<int64_t> axes = moving_axes(*from, to);
   if (axes.empty() || from->numel() == 0) {
     return {};
   }
   if (axes.size() == 1) {
-    const Mover mover(*from, costs);
+    const TensorMover mover(*from, costs);
     if (const auto edge =
             mover.edge(from->placements, axes[0], to[at(axes[0])])) {
       return {*edge};
@@ -337,7 +337,7 @@ std::vector<RedistributionStep> plan_redistribution(
       append(steps, now, axis, to->placements[at(axis)], Kind::kRelabel);
     }
   }
-  for (const Edge& edge : find_path(from, to->placements, costs)) {
+  for (const PlanEdge& edge : find_path(from, to->placements, costs)) {
     append(steps, now, edge.axis, edge.placement, edge.kind);
   }
   steps.back().to = to;
@@ -347,7 +347,7 @@ std::vector<RedistributionStep> plan_redistribution(
 double redistribution_us(
     SpecPtr from, const Placements& to, const CostModel& costs) {
   int64_t total_ns = 0;
-  for (const Edge& edge : find_path(from, to, costs)) {
+  for (const PlanEdge& edge : find_path(from, to, costs)) {
     total_ns += edge.cost_ns;
   }
   return static_cast<double>(total_ns) / 1e3;

@@ -18,7 +18,7 @@ size_t at(int64_t index) {
 
 } // namespace
 
-bool Mover::cuts_alike(
+bool TensorMover::cuts_alike(
     const Placements& now, int64_t axis, const Placement& next) const {
   const int64_t dim = next.dim();
   std::vector<int64_t> extents{spec_.sizes[at(dim)]};
@@ -43,7 +43,7 @@ bool Mover::cuts_alike(
 }
 
 // The rules of nesting: see redistribution.cc.
-bool Mover::allowed(
+bool TensorMover::allowed(
     const Placements& now, int64_t axis, const Placement& next) const {
   const Placement& old = now[at(axis)];
   for (int64_t right = axis + 1; right < spec_.mesh.ndim(); ++right) {
@@ -67,7 +67,7 @@ bool Mover::allowed(
   return true;
 }
 
-std::optional<Kind> Mover::kind_between(
+std::optional<Kind> TensorMover::kind_between(
     const Placements& now, int64_t axis, const Placement& next) const {
   const Placement& old = now[at(axis)];
   if (old.is_replicate()) {
@@ -98,7 +98,7 @@ std::optional<Kind> Mover::kind_between(
   return std::nullopt; // by way of Replicate
 }
 
-int64_t Mover::bytes(const Placements& placements) const {
+int64_t TensorMover::bytes(const Placements& placements) const {
   std::vector<int64_t> sizes = spec_.sizes;
   for (int64_t axis = 0; axis < spec_.mesh.ndim(); ++axis) {
     const Placement& placement = placements[at(axis)];
@@ -115,15 +115,15 @@ int64_t Mover::bytes(const Placements& placements) const {
 }
 
 // Pieces of an outermost dim lie in one run; others are gathered by a copy.
-double Mover::pack_us(int64_t dim, int64_t bytes) const {
+double TensorMover::pack_us(int64_t dim, int64_t bytes) const {
   const auto begin = spec_.sizes.begin();
   const bool outermost =
       std::all_of(begin, begin + dim, [](int64_t size) { return size == 1; });
   return outermost ? 0 : costs_.copy_us(bytes);
 }
 
-double Mover::cost_us(
-    const Placements& now, const Placements& next, const Edge& edge) const {
+double TensorMover::cost_us(
+    const Placements& now, const Placements& next, const PlanEdge& edge) const {
   const Placement& old = now[at(edge.axis)];
   const auto collective = [&](CollectiveKind kind, int64_t bytes) {
     return costs_.collective_us(spec_.mesh, edge.axis, kind, bytes);
@@ -155,7 +155,7 @@ double Mover::cost_us(
   return 0;
 }
 
-std::optional<Edge> Mover::edge(
+std::optional<PlanEdge> TensorMover::edge(
     const Placements& now, int64_t axis, const Placement& next) const {
   const std::optional<Kind> kind = kind_between(now, axis, next);
   if (!kind || !allowed(now, axis, next)) {
@@ -164,13 +164,13 @@ std::optional<Edge> Mover::edge(
   Placements after = now;
   after[at(axis)] = next;
   const auto priced = [&](Kind k) {
-    Edge edge{axis, next, k, 0};
+    PlanEdge edge{axis, next, k, 0};
     edge.cost_ns = std::llround(1e3 * cost_us(now, after, edge));
     return edge;
   };
-  const Edge first = priced(*kind);
+  const PlanEdge first = priced(*kind);
   if (*kind == Kind::kReduceScatter) {
-    const Edge second = priced(Kind::kAllReduceSlice);
+    const PlanEdge second = priced(Kind::kAllReduceSlice);
     return second.cost_ns < first.cost_ns ? second : first;
   }
   return first;

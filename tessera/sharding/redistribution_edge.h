@@ -9,7 +9,7 @@
 namespace tessera {
 
 // What one edge of the graph does.
-struct Edge {
+struct PlanEdge {
   int64_t axis;
   Placement placement; // of the axis afterwards
   RedistributionStep::Kind kind;
@@ -17,13 +17,13 @@ struct Edge {
 };
 
 // The tensor whose pieces move, without its placements.
-class Mover {
+class TensorMover {
  public:
-  Mover(const TensorSpec& spec, const CostModel& costs)
+  TensorMover(const TensorSpec& spec, const CostModel& costs)
       : spec_(spec), costs_(costs) {}
 
   // The edge that gives `axis` another placement; nothing where there is none.
-  std::optional<Edge> edge(
+  std::optional<PlanEdge> edge(
       const Placements& now, int64_t axis, const Placement& next) const;
 
   // Whether two units cut `axis` alike, whatever the axes left of it leave.
@@ -36,7 +36,9 @@ class Mover {
   bool allowed(
       const Placements& now, int64_t axis, const Placement& next) const;
   double cost_us(
-      const Placements& now, const Placements& next, const Edge& edge) const;
+      const Placements& now,
+      const Placements& next,
+      const PlanEdge& edge) const;
   int64_t bytes(const Placements& placements) const;
   double pack_us(int64_t dim, int64_t bytes) const;
 
