@@ -7,6 +7,8 @@
 #include <tessera/dtensor/layout.h>
 #include <tessera/sharding/propagate.h>
 
+#include <algorithm>
+
 namespace tessera {
 namespace {
 
@@ -209,6 +211,16 @@ void prepare_edits(ExecPlan& plan) {
   }
 }
 
+// Whether this rank's part of the first operand has no element.
+bool holds_nothing(const ExecPlan& plan) {
+  const std::vector<SpecPtr>& inputs = plan.decision.inputs;
+  if (inputs.empty() || inputs[0] == nullptr) {
+    return false;
+  }
+  const std::vector<int64_t>& sizes = inputs[0]->local_sizes;
+  return std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
+}
+
 bool moves_data(const ExecPlan& plan) {
   for (const ExecPlan::Move& move : plan.moves) {
     for (const RedistributionStep& step : move.steps) {
@@ -255,6 +267,7 @@ std::unique_ptr<ExecPlan> make_plan(
         intern_contiguous(plan->mesh, output.raw, output.sizes, c10::kFloat)
             ->local_sizes;
   }
+  plan->computes_nothing = info.refuses_empty && holds_nothing(*plan);
   plan->copied_view = info.is_view && moves_data(*plan);
   return plan;
 }
@@ -292,7 +305,8 @@ void learn_outputs(
     finished = finished && output.steps.empty() && !output.relayout;
   }
   plan.simple = finished && plan.moves.empty() && plan.returns.empty() &&
-      decision.kernel == LocalKernel::kOp && !decision.fallback;
+      decision.kernel == LocalKernel::kOp && !decision.fallback &&
+      !plan.computes_nothing;
   plan.outputs_ready = true;
 }
 

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <tessera/dtensor/local_kernels.h>
 
+#include <ATen/OpMathType.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <tessera/base/error.h>
 #include <tessera/dtensor/random_kernels.h>
@@ -126,17 +128,29 @@ void run_extremum(const LocalCall& call, torch::jit::Stack& stack) {
   stack.emplace_back(std::move(result));
 }
 
-// The order of a norm: the first float argument of the call, 2 when there is
-// none.
-double norm_order(const OpInfo& info, torch::jit::Stack& stack) {
+// The position of a norm's order: the first float argument, or -1 when it is
+// left to its default, 2.
+int order_position(const OpInfo& info, torch::jit::Stack& stack) {
   for (size_t i = 0; i < info.args.size(); ++i) {
     const bool number = info.args[i].kind == OpInfo::ArgKind::kScalar ||
         info.args[i].kind == OpInfo::ArgKind::kReal;
     if (number && !argument(stack, info, i).isNone()) {
-      return argument(stack, info, i).toScalar().toDouble();
+      return static_cast<int>(i);
     }
   }
-  return 2;
+  return -1;
+}
+
+bool any_empty(const c10::IValue& value) {
+  if (value.isTensor()) {
+    return value.toTensor().numel() == 0;
+  }
+  for (const at::Tensor& tensor : value.toTensorVector()) {
+    if (tensor.numel() == 0) {
+      return true;
+    }
+  }
+  return false;
 }
 
 bool has_root(double order) {
@@ -150,22 +164,45 @@ at::Tensor raw_norm(const at::Tensor& norm, double order) {
   return order == 2 ? norm.mul(norm) : at::pow(norm, order);
 }
 
+// What an empty local contributes to a norm of infinite order: the operator
+// itself refuses it, so a norm of order 2 gives the shape, and zeros.
+at::Tensor norm_of_part(
+    const LocalCall& call, torch::jit::Stack arguments, double order) {
+  const bool refused = std::isinf(order) && any_empty(arguments[0]);
+  if (refused) {
+    arguments[static_cast<size_t>(order_position(call.info, arguments))] = 2.0;
+  }
+  call.op.redispatchBoxed(call.keys, &arguments);
+  at::Tensor norm = arguments.back().isTensorList()
+      ? arguments.back().toTensorVector().at(0)
+      : arguments.back().toTensor();
+  return refused && order < 0 ? norm.fill_(-order) : norm;
+}
+
 // Norms of the locals, raised to their order so that they add up.
 void run_norm(LocalCall& call, torch::jit::Stack& stack) {
-  const double order = norm_order(call.info, stack);
+  const int position = order_position(call.info, stack);
+  const double order = position < 0
+      ? 2.0
+      : argument(stack, call.info, static_cast<size_t>(position))
+            .toScalar()
+            .toDouble();
   call.norm_order = order;
-  const bool list =
-      call.info.results.at(0).kind == OpInfo::ResultKind::kTensorList;
-  call_operator(call, stack);
-  if (list) {
-    std::vector<at::Tensor> norms = stack.back().toTensorVector();
-    for (at::Tensor& norm : norms) {
-      norm = raw_norm(norm, order);
-    }
-    stack.back() = c10::IValue(std::move(norms));
-  } else {
-    stack.back() = raw_norm(stack.back().toTensor(), order);
+  torch::jit::Stack arguments(
+      stack.end() - static_cast<std::ptrdiff_t>(call.info.args.size()),
+      stack.end());
+  torch::jit::drop(stack, call.info.args.size());
+  if (arguments[0].isTensor()) {
+    stack.emplace_back(raw_norm(norm_of_part(call, arguments, order), order));
+    return;
   }
+  std::vector<at::Tensor> norms;
+  for (const at::Tensor& tensor : arguments[0].toTensorVector()) {
+    torch::jit::Stack one = arguments;
+    one[0] = std::vector<at::Tensor>{tensor};
+    norms.push_back(raw_norm(norm_of_part(call, one, order), order));
+  }
+  stack.emplace_back(std::move(norms));
 }
 
 // Which attention the composite picks: 0 is the composed one, 1 the fused CPU
@@ -180,9 +217,31 @@ void run_sdp_choice(const LocalCall& call, torch::jit::Stack& stack) {
   stack.emplace_back(static_cast<int64_t>(fused ? 1 : 0));
 }
 
+// The results of an operator whose operands have no element here. Sums that
+// attention keeps beside its output are float32 at least.
+void give_empty_results(const LocalCall& call, torch::jit::Stack& stack) {
+  const at::Tensor first = argument(stack, call.info, 0).toTensor();
+  torch::jit::drop(stack, call.info.args.size());
+  const std::vector<OutputDecision>& outputs = call.plan.decision.outputs;
+  const bool forward = outputs.size() == 2;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const SpecPtr spec = intern_contiguous(
+        call.plan.mesh, outputs[i].raw, outputs[i].sizes, at::kFloat);
+    const at::ScalarType dtype = forward && i == 1
+        ? at::toOpMathType(first.scalar_type())
+        : first.scalar_type();
+    stack.emplace_back(
+        at::zeros(spec->local_sizes, first.options().dtype(dtype)));
+  }
+}
+
 } // namespace
 
 void run_local_kernel(LocalCall& call, torch::jit::Stack& stack) {
+  if (call.plan.computes_nothing) {
+    give_empty_results(call, stack);
+    return;
+  }
   switch (call.plan.decision.kernel) {
     case LocalKernel::kOp:
       call_operator(call, stack);
