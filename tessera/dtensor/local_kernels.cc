@@ -244,7 +244,9 @@ void run_local_kernel(LocalCall& call, torch::jit::Stack& stack) {
   }
   switch (call.plan.decision.kernel) {
     case LocalKernel::kOp:
-      call_operator(call, stack);
+      call.plan.decision.fallback&& call.info.is_random
+          ? run_seeded(call, stack)
+          : call_operator(call, stack);
       return;
     case LocalKernel::kNllLoss:
       argument(stack, call.info, 3) = static_cast<int64_t>(at::Reduction::Sum);

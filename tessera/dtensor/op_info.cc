@@ -115,6 +115,10 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) {
         std::find(deciding.begin(), deciding.end(), static_cast<int64_t>(i)) !=
         deciding.end();
     args.push_back({kind, written, decides});
+    if (without_optional(argument.real_type())->kind() ==
+        c10::TypeKind::GeneratorType) {
+      generator_arg = static_cast<int>(i);
+    }
     if (holds_tensors(kind)) {
       tensor_args.push_back(static_cast<int>(i));
     }
@@ -130,6 +134,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) {
   }
   refuses_empty =
       name.starts_with("aten::_scaled_dot_product_flash_attention_for_cpu");
+  is_random = op.hasTag(at::Tag::nondeterministic_seeded);
   is_inplace_view = op.hasTag(at::Tag::inplace_view);
 }
 

@@ -49,6 +49,8 @@ struct OpInfo {
   bool refuses_empty =
       false; // libtorch's kernel fails on tensors of no element
   bool writes_lists = false;
+  bool is_random = false; // draws from a generator
+  int generator_arg = -1; // where it can be given one
   bool is_inplace_view = false; // changes its argument's metadata
 };
 

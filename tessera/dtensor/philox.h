@@ -39,6 +39,12 @@ class Philox {
     return c;
   }
 
+  // A seed for another generator, this draw's own.
+  uint64_t seed() const {
+    const std::array<uint32_t, 4> block = (*this)(~uint64_t{0});
+    return static_cast<uint64_t>(block[0]) << 32 | block[1];
+  }
+
  private:
   // Spreads scopes over the counter space, so that scope s's count n is not
   // scope s+1's count n-1. Scope 0 stays where it is.

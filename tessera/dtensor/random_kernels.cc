@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <tessera/dtensor/random_kernels.h>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/bernoulli.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -12,6 +13,7 @@
 #include <tessera/dtensor/random_stream.h>
 
 #include <cmath>
+#include <mutex>
 #include <numbers>
 #include <unordered_map>
 
@@ -347,6 +349,26 @@ void run_random(const LocalCall& call, torch::jit::Stack& stack) {
   }
   RandomCall random(call, stack);
   found->second(random);
+}
+
+void run_seeded(const LocalCall& call, torch::jit::Stack& stack) {
+  const RandomState state = draw(call.plan.mesh.world());
+  const uint64_t seed = Philox(state.seed, state.scope, state.count).seed();
+  if (call.info.generator_arg >= 0) {
+    const size_t first = stack.size() - call.info.args.size();
+    stack[first + static_cast<size_t>(call.info.generator_arg)] =
+        at::make_generator<at::CPUGeneratorImpl>(seed);
+    call.op.redispatchBoxed(call.keys, &stack);
+    return;
+  }
+  // It takes libtorch's own generator, which the process's ranks share.
+  static std::mutex one_rank_at_a_time;
+  std::lock_guard<std::mutex> lock(one_rank_at_a_time);
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const at::Tensor before = generator.get_state();
+  generator.set_current_seed(seed);
+  call.op.redispatchBoxed(call.keys, &stack);
+  generator.set_state(before);
 }
 
 } // namespace tessera

@@ -13,6 +13,10 @@ namespace tessera {
 // that the whole tensor would get.
 void run_random(const LocalCall& call, torch::jit::Stack& stack);
 
+// A random operator without a rule, on replicated inputs: runs with a generator
+// seeded from the world's stream, so that all ranks draw alike.
+void run_seeded(const LocalCall& call, torch::jit::Stack& stack);
+
 // Whether run_random knows the operator.
 bool has_random_kernel(const std::string& op);
 

@@ -99,6 +99,22 @@ TEST(Random, DrawsHaveTheRightMoments) {
   });
 }
 
+TEST(Random, OperatorsWithoutARuleDrawAlikeOnAllRanks) {
+  run_ranks(3, [](World world) {
+    const DeviceMesh mesh = make_mesh(world, {{"dp", 3}});
+    const at::Tensor weights = distribute(torch::ones({50}), mesh, {Shard(0)});
+    const at::Tensor chosen = at::multinomial(weights, 20);
+    const at::Tensor noisy = at::rrelu(weights * -1, 0.1, 0.9, true);
+    for (const at::Tensor& x : {chosen, noisy}) {
+      const at::Tensor mine = local_of(redistribute(x, {Replicate{}}));
+      EXPECT_NO_THROW(
+          distribute(mine, mesh, {Replicate{}}, {.own_value = true}));
+    }
+    EXPECT_FALSE(
+        full_tensor(at::multinomial(weights, 20)).equal(full_tensor(chosen)));
+  });
+}
+
 TEST(Random, TheStreamCanBePutBack) {
   run_ranks(2, [](World world) {
     const DeviceMesh mesh = make_mesh(world, {{"dp", 2}});
