@@ -59,6 +59,10 @@ class Lint(unittest.TestCase):
         self.assertEqual(self.complaints(self.function(70)), [])
         self.assertIn("71 lines in one function", self.complaints(self.function(71))[0])
 
+    def test_lets_a_table_be_long(self):
+        table = "const int kRows[] = {\n" + "  1,\n" * 100 + "};\n"
+        self.assertEqual(self.complaints("// SPDX-License-Identifier: Apache-2.0\n" + table), [])
+
     def test_limits_the_length_of_a_source(self):
         text = "// SPDX-License-Identifier: Apache-2.0\n" + "int a;\n" * 500
         self.assertIn("501 lines", self.complaints(text)[0])
