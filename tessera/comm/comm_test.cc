@@ -1,37 +1,444 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <tessera/base/error.h>
 #include <tessera/comm/run_ranks.h>
-#include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <numeric>
+#include <vector>
 
 namespace tessera {
 namespace {
 
-using testing::HasSubstr;
+using Counts = std::vector<int64_t>;
 
-TEST(Group, AllReduceSumsOnEveryWorldSize) {
-  for (int64_t n = 1; n <= 4; ++n) {
-    for (const int64_t numel : {0, 1, 7, 5000, 300001, 1000003}) {
-      run_ranks(n, [n, numel](World world) {
-        at::Tensor x = at::arange(numel, at::kFloat) +
-            static_cast<double>(world.rank());
-        world.group().all_reduce(x, ReduceOp::kSum)->wait();
-        const auto offset = static_cast<double>(n * (n - 1)) / 2;
-        EXPECT_TRUE(at::allclose(
-            x, at::arange(numel, at::kFloat) * n + offset));
-      });
+constexpr std::array kDtypes = {
+    at::kFloat,
+    at::kDouble,
+    at::kBFloat16,
+    at::kHalf,
+    at::kByte,
+    at::kChar,
+    at::kShort,
+    at::kInt,
+    at::kLong,
+    at::kBool};
+constexpr std::array kOps = {
+    ReduceOp::kSum,
+    ReduceOp::kAvg,
+    ReduceOp::kMin,
+    ReduceOp::kMax,
+    ReduceOp::kProduct};
+
+// What rank `rank` brings: small numbers of both signs that differ by rank.
+at::Tensor input_of(int64_t rank, int64_t numel, at::ScalarType dtype) {
+  const at::Tensor base = at::arange(numel, at::kLong) * (rank + 3) % 11 -
+      (dtype == at::kByte ? 0 : 4);
+  if (dtype == at::kBool) {
+    return base.gt(rank);
+  }
+  return at::isFloatingType(dtype) ? (base.to(at::kDouble) / 3).to(dtype)
+                                   : base.to(dtype);
+}
+
+// The reduction of all ranks' inputs, in the order of the ranks, as
+// reduce_kernels.h describes it.
+at::Tensor reduced(
+    int64_t size, int64_t numel, at::ScalarType dtype, ReduceOp op) {
+  const bool narrow = dtype == at::kBFloat16 || dtype == at::kHalf;
+  const auto wide = narrow                                 ? at::kFloat
+      : op == ReduceOp::kAvg && !at::isFloatingType(dtype) ? at::kLong
+                                                           : dtype;
+  at::Tensor sum = input_of(0, numel, dtype).to(wide);
+  for (int64_t rank = 1; rank < size; ++rank) {
+    const at::Tensor next = input_of(rank, numel, dtype).to(wide);
+    switch (op) {
+      case ReduceOp::kSum:
+      case ReduceOp::kAvg:
+        sum = dtype == at::kBool ? sum.logical_or(next) : sum + next;
+        break;
+      case ReduceOp::kMin:
+        sum = at::minimum(sum, next);
+        break;
+      case ReduceOp::kMax:
+        sum = at::maximum(sum, next);
+        break;
+      case ReduceOp::kProduct:
+        sum = dtype == at::kBool ? sum.logical_and(next) : sum * next;
+        break;
     }
+  }
+  if (op == ReduceOp::kAvg) {
+    sum = at::isFloatingType(wide) ? sum / size : at::div(sum, size, "trunc");
+  }
+  return sum.to(dtype);
+}
+
+Counts even_counts(int64_t size, int64_t each) {
+  return Counts(static_cast<std::size_t>(size), each);
+}
+
+// Uneven, with one empty part where there are more than two ranks.
+Counts uneven_counts(int64_t size, int64_t scale) {
+  Counts counts;
+  for (int64_t rank = 0; rank < size; ++rank) {
+    counts.push_back(rank == 2 ? 0 : scale * (rank + 1) + 1);
+  }
+  return counts;
+}
+
+int64_t total(const Counts& counts) {
+  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+}
+
+int64_t start_of(const Counts& counts, int64_t rank) {
+  return std::accumulate(counts.begin(), counts.begin() + rank, int64_t{0});
+}
+
+int64_t own(const Counts& counts, const World& world) {
+  return counts[static_cast<std::size_t>(world.rank())];
+}
+
+void check_reductions(
+    const World& world, int64_t numel, at::ScalarType dtype, ReduceOp op) {
+  SCOPED_TRACE(
+      testing::Message() << numel << " " << c10::toString(dtype) << " "
+                         << name_of(op));
+  const int64_t size = world.size();
+  at::Tensor all = input_of(world.rank(), numel, dtype).clone();
+  world.group().all_reduce(all, op)->wait();
+  EXPECT_TRUE(at::equal(all, reduced(size, numel, dtype, op)));
+  for (const Counts& counts :
+       {even_counts(size, numel), uneven_counts(size, numel)}) {
+    const at::Tensor in = input_of(world.rank(), total(counts), dtype);
+    const at::Tensor out = at::empty({own(counts, world)}, in.options());
+    world.group().reduce_scatter(in, out, counts, op)->wait();
+    const at::Tensor expected =
+        reduced(size, total(counts), dtype, op)
+            .narrow(0, start_of(counts, world.rank()), own(counts, world));
+    EXPECT_TRUE(at::equal(out, expected));
   }
 }
 
-TEST(Group, MismatchedShapesFailOnBothRanks) {
+void check_movements(const World& world, int64_t numel, at::ScalarType dtype) {
+  SCOPED_TRACE(testing::Message() << numel << " " << c10::toString(dtype));
+  const int64_t size = world.size();
+  for (const Counts& counts :
+       {even_counts(size, numel), uneven_counts(size, numel)}) {
+    std::vector<at::Tensor> parts;
+    for (int64_t rank = 0; rank < size; ++rank) {
+      parts.push_back(
+          input_of(rank, counts[static_cast<std::size_t>(rank)], dtype));
+    }
+    const at::Tensor out = at::empty({total(counts)}, parts[0].options());
+    world.group()
+        .all_gather(parts[static_cast<std::size_t>(world.rank())], out, counts)
+        ->wait();
+    EXPECT_TRUE(at::equal(out, at::cat(parts)));
+  }
+  for (int64_t root = 0; root < size; ++root) {
+    at::Tensor x = input_of(world.rank(), numel, dtype).clone();
+    world.group().broadcast(x, root)->wait();
+    EXPECT_TRUE(at::equal(x, input_of(root, numel, dtype)));
+  }
+}
+
+// Rank a gives rank b (a + 2b) % 3 * scale elements, each of them 10a + b.
+void check_all_to_all(const World& world, int64_t scale) {
+  const auto count = [scale](int64_t from, int64_t to) {
+    return (from + 2 * to) % 3 * scale;
+  };
+  Counts gives;
+  Counts takes;
+  std::vector<at::Tensor> given;
+  std::vector<at::Tensor> expected;
+  for (int64_t peer = 0; peer < world.size(); ++peer) {
+    gives.push_back(count(world.rank(), peer));
+    takes.push_back(count(peer, world.rank()));
+    given.push_back(
+        at::full({gives.back()}, 10 * world.rank() + peer, at::kInt));
+    expected.push_back(
+        at::full({takes.back()}, 10 * peer + world.rank(), at::kInt));
+  }
+  const at::Tensor out = at::empty({total(takes)}, at::kInt);
+  world.group().all_to_all(at::cat(given), out, gives, takes)->wait();
+  EXPECT_TRUE(at::equal(out, at::cat(expected)));
+}
+
+class OnEveryWorld : public testing::TestWithParam<int64_t> {};
+
+INSTANTIATE_TEST_SUITE_P(Sizes, OnEveryWorld, testing::Values(1, 2, 3, 4));
+
+TEST_P(OnEveryWorld, ReductionsOverShm) {
+  run_ranks(GetParam(), [](World world) {
+    for (const at::ScalarType dtype : kDtypes) {
+      for (const ReduceOp op : kOps) {
+        if (dtype == at::kBool && op == ReduceOp::kAvg) {
+          continue;
+        }
+        for (const int64_t numel : {0, 1, 7, 1000, 20001}) {
+          check_reductions(world, numel, dtype, op);
+        }
+      }
+    }
+  });
+}
+
+TEST_P(OnEveryWorld, ReductionsLargerThanTheWindowOverShm) {
+  run_ranks(GetParam(), [](World world) {
+    for (const at::ScalarType dtype :
+         {at::kFloat, at::kBFloat16, at::kDouble, at::kByte}) {
+      check_reductions(world, 700'001, dtype, ReduceOp::kSum);
+    }
+  });
+}
+
+TEST_P(OnEveryWorld, MovementsOverShm) {
+  run_ranks(GetParam(), [](World world) {
+    for (const at::ScalarType dtype : kDtypes) {
+      for (const int64_t numel : {0, 1, 7, 1000, 300'007}) {
+        check_movements(world, numel, dtype);
+      }
+    }
+    for (const int64_t scale : {0, 1, 5, 100'003}) {
+      check_all_to_all(world, scale);
+    }
+    world.group().barrier()->wait();
+  });
+}
+
+TEST_P(OnEveryWorld, EverythingOverGloo) {
+  run_ranks(
+      GetParam(),
+      [](World world) {
+        for (const at::ScalarType dtype : kDtypes) {
+          check_reductions(
+              world,
+              7,
+              dtype,
+              dtype == at::kBool ? ReduceOp::kMax : ReduceOp::kAvg);
+          check_reductions(world, 33'001, dtype, ReduceOp::kSum);
+          check_movements(world, 1000, dtype);
+        }
+        for (const ReduceOp op : kOps) {
+          check_reductions(world, 0, at::kFloat, op);
+          check_reductions(world, 1001, at::kFloat, op);
+        }
+        for (const int64_t scale : {0, 1, 50'003}) {
+          check_all_to_all(world, scale);
+        }
+        world.group().barrier()->wait();
+      },
+      {.backend = "gloo"});
+}
+
+TEST(Group, ManyCollectivesInFlightOverGlooKeepTheirOrder) {
+  for (const int64_t n : {2, 3}) {
+    run_ranks(
+        n,
+        [n](World world) {
+          std::vector<at::Tensor> tensors;
+          std::vector<WorkPtr> works;
+          for (int64_t i = 0; i < 40; ++i) {
+            tensors.push_back(
+                at::full({20'000 + i}, i + world.rank(), at::kFloat));
+            works.push_back(
+                world.group().all_reduce(tensors.back(), ReduceOp::kSum));
+          }
+          for (int64_t i = 39; i >= 0; --i) { // waiting in any order
+            works[static_cast<std::size_t>(i)]->wait();
+            const auto sum = static_cast<float>(i * n + n * (n - 1) / 2);
+            EXPECT_TRUE(tensors[static_cast<std::size_t>(i)]
+                            .eq(sum)
+                            .all()
+                            .item<bool>());
+          }
+        },
+        {.backend = "gloo"});
+  }
+}
+
+void pass_around(const World& world) {
+  const int64_t size = world.size();
+  const int64_t next = (world.rank() + 1) % size;
+  const int64_t previous = (world.rank() + size - 1) % size;
+  for (const int64_t numel : {0, 1, 1000, 500'000}) {
+    const at::Tensor out = at::full({numel}, world.rank(), at::kFloat);
+    at::Tensor in = at::full({numel}, -1, at::kFloat);
+    auto sent =
+        world.group().send(out, next, 7); // all send first: nobody may block
+    auto received = world.group().recv(in, previous, 7);
+    received->wait();
+    sent->wait();
+    EXPECT_TRUE(in.eq(previous).all().item<bool>());
+  }
+}
+
+TEST(Group, MessagesPassAroundARing) {
+  for (const int64_t n : {2, 3, 4}) {
+    run_ranks(n, pass_around);
+  }
+  run_ranks(3, pass_around, {.backend = "gloo"});
+}
+
+TEST(Group, MessagesAreMatchedByTag) {
   run_ranks(2, [](World world) {
-    at::Tensor x = at::ones({world.rank() == 0 ? 100 : 200});
-    EXPECT_THAT(
-        [&] { world.group().all_reduce(x, ReduceOp::kSum)->wait(); },
-        testing::ThrowsMessage<PeerError>(testing::AllOf(
-            HasSubstr("all_reduce"), HasSubstr("[100]"), HasSubstr("[200]"))));
+    std::vector<at::Tensor> tensors;
+    std::vector<WorkPtr> works;
+    for (int tag = 0; tag < 5; ++tag) {
+      const bool sends = world.rank() == 0;
+      const int own = sends ? tag : 4 - tag; // received in the opposite order
+      tensors.push_back(at::full({50'000}, sends ? own : -1, at::kInt));
+      works.push_back(
+          sends ? world.group().send(tensors.back(), 1, own)
+                : world.group().recv(tensors.back(), 0, own));
+    }
+    for (std::size_t i = 0; i < works.size(); ++i) {
+      works[i]->wait();
+      const int expected =
+          world.rank() == 0 ? static_cast<int>(i) : 4 - static_cast<int>(i);
+      EXPECT_TRUE(tensors[i].eq(expected).all().item<bool>());
+    }
+  });
+}
+
+TEST(Group, MessagesMoveWhileTheSenderWaitsInACollective) {
+  run_ranks(2, [](World world) {
+    at::Tensor x =
+        world.rank() == 0 ? at::ones({1'000'000}) : at::zeros({1'000'000});
+    WorkPtr work =
+        world.rank() == 0 ? world.group().send(x, 1) : world.group().recv(x, 0);
+    if (world.rank() == 1) {
+      work->wait();
+      EXPECT_TRUE(x.eq(1).all().item<bool>());
+    }
+    world.group().barrier()->wait();
+    work->wait();
+  });
+}
+
+// aluminum 182: ranks that look at their work at different times.
+TEST(Group, RanksMayWaitLateOrOnlyPoll) {
+  for (const char* backend : {"shm", "gloo"}) {
+    run_ranks(
+        3,
+        [](World world) {
+          at::Tensor x = at::ones({300'000});
+          WorkPtr work = world.group().all_reduce(x, ReduceOp::kSum);
+          if (world.rank() == 0) {
+            work->wait();
+          } else if (world.rank() == 1) {
+            while (!work->isCompleted()) {
+              std::this_thread::yield();
+            }
+            EXPECT_TRUE(work->isSuccess());
+          } else {
+            std::this_thread::sleep_for(std::chrono::milliseconds(30));
+            work->wait();
+          }
+          EXPECT_TRUE(x.eq(3).all().item<bool>());
+          world.group().barrier()->wait();
+        },
+        {.backend = backend});
+  }
+}
+
+TEST(Group, SumsHaveTheSameBitsOnAllRanksAndRuns) {
+  std::vector<at::Tensor> results(8);
+  for (std::size_t run = 0; run < 2; ++run) {
+    run_ranks(4, [&results, run](World world) {
+      at::Tensor x = at::sin(
+          at::arange(200'001, at::kFloat) *
+          static_cast<double>(world.rank() + 1));
+      world.group().all_reduce(x, ReduceOp::kSum)->wait();
+      results[run * 4 + static_cast<std::size_t>(world.rank())] = x;
+    });
+  }
+  for (const at::Tensor& result : results) {
+    EXPECT_TRUE(at::equal(result, results[0]));
+  }
+}
+
+TEST(Group, MinAndMaxPassNanOn) {
+  run_ranks(2, [](World world) {
+    for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
+      at::Tensor x = at::zeros({2});
+      x[world.rank()] = std::numeric_limits<float>::quiet_NaN();
+      world.group().all_reduce(x, op)->wait();
+      EXPECT_TRUE(x.isnan().all().item<bool>());
+    }
+  });
+}
+
+TEST(Group, SubgroupsRunSideBySide) {
+  run_ranks(4, [](World world) {
+    const bool even = world.rank() % 2 == 0;
+    const Group pair =
+        world.new_group(even ? Counts{0, 2} : Counts{1, 3}, "parity");
+    EXPECT_EQ(pair.size(), 2);
+    EXPECT_EQ(pair.rank(), world.rank() / 2);
+    at::Tensor x = at::full({1000}, world.rank(), at::kFloat);
+    pair.all_reduce(x, ReduceOp::kSum)->wait();
+    EXPECT_TRUE(x.eq(even ? 2 : 4).all().item<bool>());
+    EXPECT_EQ(world.record().count(CollectiveKind::kAllReduce, "parity"), 1);
+  });
+}
+
+TEST(Group, PlainC10dCallsWork) {
+  run_ranks(3, [](World world) {
+    const auto backend = world.group().backend();
+    EXPECT_EQ(backend->getBackendName(), "shm");
+    std::vector<at::Tensor> tensors{at::ones({4})};
+    backend->allreduce(tensors)->wait();
+    EXPECT_TRUE(tensors[0].eq(3).all().item<bool>());
+    std::vector<std::vector<at::Tensor>> outputs{
+        {at::zeros({4}), at::zeros({4}), at::zeros({4})}};
+    backend->allgather(outputs, tensors)->wait();
+    EXPECT_TRUE(at::equal(outputs[0][2], tensors[0]));
+    at::Tensor in = at::arange(6, at::kFloat);
+    at::Tensor out = at::zeros({2});
+    backend->_reduce_scatter_base(out, in)->wait();
+    EXPECT_TRUE(at::equal(out, in.narrow(0, 2 * world.rank(), 2) * 3));
+    at::Tensor taken = at::zeros({6});
+    std::vector<int64_t> none;
+    backend->alltoall_base(taken, in, none, none)->wait();
+    EXPECT_TRUE(
+        at::equal(taken, in.narrow(0, 2 * world.rank(), 2).repeat({3})));
+  });
+}
+
+TEST(Group, AGroupOfOneMovesNothingAndRecordsNothing) {
+  run_ranks(1, [](World world) {
+    EXPECT_EQ(world.group().backend_name(), "single");
+    at::Tensor x = at::arange(4, at::kFloat);
+    at::Tensor out = at::zeros({4});
+    world.group().all_reduce(x, ReduceOp::kAvg)->wait();
+    world.group().reduce_scatter(x, out, Counts{4}, ReduceOp::kSum)->wait();
+    EXPECT_TRUE(at::equal(x, out));
+    EXPECT_EQ(world.record().total_count(), 0);
+  });
+}
+
+TEST(Group, RefusesWhatItCannotMove) {
+  run_ranks(2, [](World world) {
+    const at::Tensor x = at::ones({4, 4});
+    const Group& group = world.group();
+    EXPECT_THROW(
+        group.all_reduce(x.t().slice(0, 0, 2), ReduceOp::kSum), UsageError);
+    EXPECT_THROW(
+        group.all_reduce(x.to(at::kComplexFloat), ReduceOp::kSum), UsageError);
+    EXPECT_THROW(group.all_reduce(x.to(at::kBool), ReduceOp::kAvg), UsageError);
+    EXPECT_THROW(
+        group.reduce_scatter(x, at::empty({3}), Counts{8, 9}, ReduceOp::kSum),
+        UsageError);
+    EXPECT_THROW(group.all_gather(x, x, Counts{16, 16}), UsageError);
+    EXPECT_THROW(group.broadcast(x, 2), UsageError);
+    EXPECT_THROW(group.send(x, world.rank()), UsageError);
+    EXPECT_THROW(world.new_group(Counts{0, 0}, "twice"), UsageError);
+    EXPECT_THROW(world.new_group(Counts{5, 0}, "far"), UsageError);
+    group.barrier()->wait(); // a refused call leaves the group as it was
   });
 }
 

@@ -1,11 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
+// Collectives over gloo, made of its sends and receives.
+//
+// Gloo's own reduce_scatter and all_gather take twice as long as its
+// all_reduce, and its collectives run on a fixed number of worker threads that
+// block. Its sends and receives do neither: they are handed to the sockets'
+// event loop at once, any number at a time. So every collective here is a set
+// of direct transfers between pairs of ranks, all started in the call, and what
+// is left to compute runs when they have arrived (gloo_progress.h):
+//   all_gather, all_to_all, barrier: one exchange.
+//   reduce_scatter: one exchange of the parts, then each reduces its own.
+//   all_reduce of two ranks, or of little data: one exchange of everything,
+//     then each reduces everything. Else a reduce_scatter and an all_gather,
+//     which moves 2 (n-1)/n of the data per rank instead of n-1.
+//   broadcast: direct for two ranks, else gloo's tree.
+// Reductions go in the order of the ranks, so that all have the same bits, and
+// know bfloat16 and float16, which gloo would reduce in half precision.
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 #include <tessera/base/environment.h>
 #include <tessera/base/error.h>
 #include <tessera/comm/gloo_backend.h>
+#include <tessera/comm/gloo_progress.h>
 #include <tessera/comm/reduce_kernels.h>
 
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <numeric>
@@ -14,83 +32,53 @@
 namespace tessera {
 namespace {
 
-constexpr int kInternalTag = 1
-    << 30; // tags of collectives lie above those of users
+constexpr int kFirstTag = 1 << 30; // tags of collectives lie above the users'
+constexpr int64_t kWholeBytes = 64 << 10; // all_reduce in one exchange
 
-std::vector<int64_t> starts_of(std::span<const int64_t> counts) {
-  std::vector<int64_t> starts(counts.size());
-  std::exclusive_scan(counts.begin(), counts.end(), starts.begin(), int64_t{0});
-  return starts;
-}
+using Tensors = std::vector<at::Tensor>;
 
 at::Tensor flat(const at::Tensor& tensor) {
   return tensor.detach().view({-1});
 }
 
-// Several transfers under way, and what remains to be done on this rank once
-// they have arrived.
-class GlooWork : public c10d::Work {
+Tensors slices(const at::Tensor& tensor, std::span<const int64_t> counts) {
+  const at::Tensor whole = flat(tensor);
+  Tensors parts;
+  int64_t begin = 0;
+  for (const int64_t count : counts) {
+    parts.push_back(whole.narrow(0, begin, count));
+    begin += count;
+  }
+  return parts;
+}
+
+void copy_own(const at::Tensor& from, const at::Tensor& to) {
+  if (from.numel() > 0 && from.const_data_ptr() != to.const_data_ptr()) {
+    std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
+  }
+}
+
+// A send or receive of the user: waits in the caller's thread.
+class MessageWork : public c10d::Work {
  public:
-  GlooWork(
-      std::string where,
-      std::vector<WorkPtr> parts,
-      std::function<void()> finish,
-      std::chrono::milliseconds timeout)
-      : where_(std::move(where)),
-        parts_(std::move(parts)),
-        finish_(std::move(finish)),
-        timeout_(timeout) {}
+  MessageWork(
+      std::string where, WorkPtr inner, std::chrono::milliseconds timeout)
+      : where_(std::move(where)), inner_(std::move(inner)), timeout_(timeout) {}
 
   bool isCompleted() override {
-    for (const WorkPtr& part : parts_) {
-      if (!part->isCompleted()) {
-        return false;
-      }
-    }
-    return true;
+    return inner_->isCompleted();
   }
-
-  bool isSuccess() const override {
-    for (const WorkPtr& part : parts_) {
-      if (!part->isSuccess()) {
-        return false;
-      }
-    }
-    return true;
-  }
-
   bool wait(std::chrono::milliseconds timeout) override {
-    const auto limit = timeout == kNoTimeout ? timeout_ : timeout;
     try {
-      for (const WorkPtr& part : parts_) {
-        part->wait(limit);
-      }
+      return inner_->wait(timeout == kNoTimeout ? timeout_ : timeout);
     } catch (const std::exception& error) {
-      throw_translated(error.what());
+      std::rethrow_exception(translated(where_, error));
     }
-    parts_.clear();
-    if (finish_) {
-      finish_();
-      finish_ = nullptr;
-    }
-    return true;
   }
 
  private:
-  [[noreturn]] void throw_translated(const std::string& text) const {
-    if (text.find("imed out") != std::string::npos) {
-      throw TimeoutError(
-          where_ + ": a peer did not answer in time (" + text + ")");
-    }
-    throw PeerError(
-        where_ +
-        ": a peer went away or called something else; look at its output (" +
-        text + ")");
-  }
-
   std::string where_;
-  std::vector<WorkPtr> parts_;
-  std::function<void()> finish_;
+  WorkPtr inner_;
   std::chrono::milliseconds timeout_;
 };
 
@@ -102,213 +90,267 @@ class GlooCollectives : public Collectives {
         rank_(setup.rank),
         size_(setup.size()),
         name_(setup.name),
-        timeout_(setup.timeout) {}
+        timeout_(setup.timeout),
+        progress_(setup.timeout) {}
 
-  WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op) override {
-    const std::vector<int64_t> counts(
-        static_cast<std::size_t>(size_), tensor.numel());
-    const at::Tensor all =
-        at::empty({size_ * tensor.numel()}, tensor.options());
-    return start(
-        "all_reduce",
-        repeat(tensor),
-        flat(tensor),
-        counts,
-        slices(all, counts),
-        [this, tensor, all, op] { reduce_slices(all, tensor, tensor, op); });
-  }
-
+  WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op) override;
   WorkPtr reduce_scatter(
       const at::Tensor& in,
       const at::Tensor& out,
       std::span<const int64_t> counts,
-      ReduceOp op) override {
-    const int64_t own = counts[static_cast<std::size_t>(rank_)];
-    const at::Tensor own_in = flat(in).narrow(
-        0, starts_of(counts)[static_cast<std::size_t>(rank_)], own);
-    const std::vector<int64_t> out_counts(static_cast<std::size_t>(size_), own);
-    const at::Tensor all = at::empty({size_ * own}, in.options());
-    return start(
-        "reduce_scatter",
-        slices(flat(in), counts),
-        {},
-        counts,
-        slices(all, out_counts),
-        [this, all, own_in, out, op] { reduce_slices(all, own_in, out, op); });
-  }
-
+      ReduceOp op) override;
   WorkPtr all_gather(
       const at::Tensor& in,
       const at::Tensor& out,
-      std::span<const int64_t> counts) override {
-    auto parts = slices(flat(out), counts);
-    copy_own(in, parts[static_cast<std::size_t>(rank_)]);
-    return start(
-        "all_gather", repeat(in), {}, counts, std::move(parts), nullptr);
-  }
-
+      std::span<const int64_t> counts) override;
   WorkPtr all_to_all(
       const at::Tensor& in,
       const at::Tensor& out,
       std::span<const int64_t> in_counts,
-      std::span<const int64_t> out_counts) override {
-    const auto gives = slices(flat(in), in_counts);
-    auto takes = slices(flat(out), out_counts);
-    const auto own = static_cast<std::size_t>(rank_);
-    if (gives[own].numel() != takes[own].numel()) {
-      throw UsageError(
-          where("all_to_all") +
-          ": this rank gives and takes a different number of its own elements");
-    }
-    copy_own(gives[own], takes[own]);
-    return start("all_to_all", gives, {}, in_counts, std::move(takes), nullptr);
-  }
-
-  WorkPtr broadcast(const at::Tensor& tensor, int64_t root) override {
-    std::vector<at::Tensor> tensors{flat(tensor)};
-    c10d::BroadcastOptions options;
-    options.rootRank = root;
-    options.timeout = timeout_;
-    return wrap("broadcast", {gloo_->broadcast(tensors, options)});
-  }
-
-  WorkPtr send(const at::Tensor& tensor, int64_t peer, int tag) override {
-    check_tag("send", tag);
-    std::vector<at::Tensor> tensors{flat(tensor)};
-    return wrap("send", {gloo_->send(tensors, static_cast<int>(peer), tag)});
-  }
-
-  WorkPtr recv(const at::Tensor& tensor, int64_t peer, int tag) override {
-    check_tag("recv", tag);
-    std::vector<at::Tensor> tensors{flat(tensor)};
-    return wrap("recv", {gloo_->recv(tensors, static_cast<int>(peer), tag)});
-  }
-
-  WorkPtr barrier() override {
-    c10d::BarrierOptions options;
-    options.timeout = timeout_;
-    return wrap("barrier", {gloo_->barrier(options)});
-  }
+      std::span<const int64_t> out_counts) override;
+  WorkPtr broadcast(const at::Tensor& tensor, int64_t root) override;
+  WorkPtr send(const at::Tensor& tensor, int64_t peer, int tag) override;
+  WorkPtr recv(const at::Tensor& tensor, int64_t peer, int tag) override;
+  WorkPtr barrier() override;
 
   c10::intrusive_ptr<c10d::Backend> backend() override {
     return gloo_;
   }
-  void abort(const std::string& /*reason*/) override {
-  } // peers notice when this rank's sockets close
-  void leave() override {}
+  void abort(const std::string& reason) override {
+    progress_.abort(reason);
+  }
+  void leave() override {} // peers notice when this rank's sockets close
 
  private:
-  std::string where(const char* operation) const {
+  std::string where(const char* operation, uint64_t seq) const {
     return fmt::format(
         "{} [rank {}/{}, group {}, seq {}]",
         operation,
         rank_,
         size_,
         name_,
-        seq_);
+        seq);
+  }
+  int next_tag() {
+    return kFirstTag + static_cast<int>(tags_++ % kFirstTag);
+  }
+  WorkPtr start(const char* operation, std::vector<GlooWork::Stage> stages) {
+    return progress_.start(c10::make_intrusive<GlooWork>(
+        where(operation, ++seq_), std::move(stages)));
   }
 
-  void check_tag(const char* operation, int tag) const {
-    if (tag < 0 || tag >= kInternalTag) {
-      throw UsageError(fmt::format(
-          "{}: tag {}, expected 0 to {}",
-          where(operation),
-          tag,
-          kInternalTag - 1));
-    }
-  }
-
-  WorkPtr wrap(const char* operation, std::vector<WorkPtr> parts) {
-    ++seq_;
-    return c10::make_intrusive<GlooWork>(
-        where(operation), std::move(parts), nullptr, timeout_);
-  }
-
-  std::vector<at::Tensor> repeat(const at::Tensor& tensor) const {
-    return std::vector<at::Tensor>(
-        static_cast<std::size_t>(size_), flat(tensor));
-  }
-
-  static std::vector<at::Tensor> slices(
-      const at::Tensor& tensor, std::span<const int64_t> counts) {
-    std::vector<at::Tensor> parts;
-    int64_t begin = 0;
-    for (const int64_t count : counts) {
-      parts.push_back(tensor.narrow(0, begin, count));
-      begin += count;
-    }
-    return parts;
-  }
-
-  static void copy_own(const at::Tensor& from, const at::Tensor& to) {
-    if (from.numel() > 0 && from.const_data_ptr() != to.const_data_ptr()) {
-      std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
-    }
-  }
-
-  // out = the slices of `all` reduced in rank order, with `own` in this rank's
-  // place.
-  void reduce_slices(
-      const at::Tensor& all,
-      const at::Tensor& own,
-      const at::Tensor& out,
-      ReduceOp op) const {
-    if (out.numel() == 0) {
-      return;
-    }
-    std::vector<const std::byte*> sources;
-    for (int64_t rank = 0; rank < size_; ++rank) {
-      const auto* slice = static_cast<const std::byte*>(all.const_data_ptr()) +
-          static_cast<std::size_t>(rank) * out.nbytes();
-      sources.push_back(
-          rank == rank_ ? static_cast<const std::byte*>(own.const_data_ptr())
-                        : slice);
-    }
-    reduce_in_order(
-        out.scalar_type(),
-        op,
-        sources,
-        static_cast<std::byte*>(out.mutable_data_ptr()),
-        out.numel());
-  }
-
-  // Sends gives[r] to every other rank r and receives takes[r] from it;
-  // `finish` runs in the wait.
-  WorkPtr start(
-      const char* operation,
-      const std::vector<at::Tensor>& gives,
-      const at::Tensor& /*keep*/,
-      std::span<const int64_t> /*counts*/,
-      const std::vector<at::Tensor>& takes,
-      std::function<void()> finish) {
-    ++seq_;
-    const int tag = kInternalTag | static_cast<int>(seq_ % kInternalTag);
-    std::vector<WorkPtr> parts;
-    for (int64_t distance = 1; distance < size_; ++distance) {
-      const int64_t from = (rank_ - distance + size_) % size_;
-      std::vector<at::Tensor> tensors{takes[static_cast<std::size_t>(from)]};
-      if (tensors.front().numel() > 0) {
-        parts.push_back(gloo_->recv(tensors, static_cast<int>(from), tag));
-      }
-    }
-    for (int64_t distance = 1; distance < size_; ++distance) {
-      const int64_t to = (rank_ + distance) % size_;
-      std::vector<at::Tensor> tensors{gives[static_cast<std::size_t>(to)]};
-      if (tensors.front().numel() > 0) {
-        parts.push_back(gloo_->send(tensors, static_cast<int>(to), tag));
-      }
-    }
-    return c10::make_intrusive<GlooWork>(
-        where(operation), std::move(parts), std::move(finish), timeout_);
-  }
+  GlooWork::Stage exchange(Tensors gives, Tensors takes);
+  std::vector<WorkPtr> move(
+      const Tensors& gives, const Tensors& takes, int tag);
+  Tensors scratch(const at::Tensor& like, int64_t count) const;
+  void reduce(const Tensors& sources, const at::Tensor& out, ReduceOp op) const;
+  WorkPtr all_reduce_by_parts(const at::Tensor& tensor, ReduceOp op);
+  void check_tag(const char* operation, int tag) const;
 
   c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo_;
   int64_t rank_;
   int64_t size_;
   std::string name_;
   std::chrono::milliseconds timeout_;
-  uint64_t seq_ = 0;
+  std::atomic<uint64_t> seq_ = 0;
+  std::atomic<uint64_t> tags_ = 0;
+  GlooProgress progress_; // last: its thread uses the others
 };
+
+// Sends gives[r] to every other rank r and receives takes[r] from it.
+std::vector<WorkPtr> GlooCollectives::move(
+    const Tensors& gives, const Tensors& takes, int tag) {
+  std::vector<WorkPtr> transfers;
+  for (int64_t distance = 1; distance < size_; ++distance) {
+    const int64_t from = (rank_ - distance + size_) % size_;
+    Tensors one{takes[static_cast<std::size_t>(from)]};
+    if (one.front().numel() > 0) {
+      transfers.push_back(gloo_->recv(one, static_cast<int>(from), tag));
+    }
+  }
+  for (int64_t distance = 1; distance < size_; ++distance) {
+    const int64_t to = (rank_ + distance) % size_;
+    Tensors one{gives[static_cast<std::size_t>(to)]};
+    if (one.front().numel() > 0) {
+      transfers.push_back(gloo_->send(one, static_cast<int>(to), tag));
+    }
+  }
+  return transfers;
+}
+
+// The tag is taken in the call, not when the stage runs: calls come in one
+// order on all ranks.
+GlooWork::Stage GlooCollectives::exchange(Tensors gives, Tensors takes) {
+  return [this,
+          gives = std::move(gives),
+          takes = std::move(takes),
+          tag = next_tag()] { return move(gives, takes, tag); };
+}
+
+// One buffer of `count` elements per peer; this rank's own place stays empty.
+Tensors GlooCollectives::scratch(const at::Tensor& like, int64_t count) const {
+  const at::Tensor all = at::empty({(size_ - 1) * count}, like.options());
+  std::vector<int64_t> counts(static_cast<std::size_t>(size_), count);
+  counts[static_cast<std::size_t>(rank_)] = 0;
+  return slices(all, counts);
+}
+
+void GlooCollectives::reduce(
+    const Tensors& sources, const at::Tensor& out, ReduceOp op) const {
+  if (out.numel() == 0) {
+    return;
+  }
+  std::vector<const std::byte*> data;
+  for (const at::Tensor& source : sources) {
+    data.push_back(static_cast<const std::byte*>(source.const_data_ptr()));
+  }
+  reduce_in_order(
+      out.scalar_type(),
+      op,
+      data,
+      static_cast<std::byte*>(out.mutable_data_ptr()),
+      out.numel());
+}
+
+WorkPtr GlooCollectives::all_reduce(const at::Tensor& tensor, ReduceOp op) {
+  if (size_ > 2 && static_cast<int64_t>(tensor.nbytes()) > kWholeBytes) {
+    return all_reduce_by_parts(tensor, op);
+  }
+  Tensors takes = scratch(tensor, tensor.numel());
+  const Tensors gives(static_cast<std::size_t>(size_), flat(tensor));
+  Tensors sources = takes;
+  sources[static_cast<std::size_t>(rank_)] = tensor;
+  return start(
+      "all_reduce",
+      {exchange(gives, std::move(takes)),
+       [this, sources, tensor, op]() -> std::vector<WorkPtr> {
+         reduce(sources, tensor, op);
+         return {};
+       }});
+}
+
+WorkPtr GlooCollectives::all_reduce_by_parts(
+    const at::Tensor& tensor, ReduceOp op) {
+  std::vector<int64_t> counts;
+  for (int64_t rank = 0; rank < size_; ++rank) {
+    counts.push_back(
+        tensor.numel() * (rank + 1) / size_ - tensor.numel() * rank / size_);
+  }
+  const auto own = static_cast<std::size_t>(rank_);
+  const Tensors parts = slices(tensor, counts);
+  Tensors takes = scratch(tensor, counts[own]);
+  Tensors sources = takes;
+  sources[own] = parts[own];
+  const Tensors reduced(static_cast<std::size_t>(size_), parts[own]);
+  const auto spread = exchange(reduced, parts);
+  return start(
+      "all_reduce",
+      {exchange(parts, std::move(takes)),
+       [this, sources, out = parts[own], op, spread] {
+         reduce(sources, out, op);
+         return spread();
+       }});
+}
+
+WorkPtr GlooCollectives::reduce_scatter(
+    const at::Tensor& in,
+    const at::Tensor& out,
+    std::span<const int64_t> counts,
+    ReduceOp op) {
+  const auto own = static_cast<std::size_t>(rank_);
+  const Tensors gives = slices(in, counts);
+  Tensors takes = scratch(in, counts[own]);
+  Tensors sources = takes;
+  sources[own] = gives[own];
+  return start(
+      "reduce_scatter",
+      {exchange(gives, std::move(takes)),
+       [this, sources, out, op]() -> std::vector<WorkPtr> {
+         reduce(sources, out, op);
+         return {};
+       }});
+}
+
+WorkPtr GlooCollectives::all_gather(
+    const at::Tensor& in,
+    const at::Tensor& out,
+    std::span<const int64_t> counts) {
+  Tensors takes = slices(out, counts);
+  copy_own(in, takes[static_cast<std::size_t>(rank_)]);
+  const Tensors gives(static_cast<std::size_t>(size_), flat(in));
+  return start("all_gather", {exchange(gives, std::move(takes))});
+}
+
+WorkPtr GlooCollectives::all_to_all(
+    const at::Tensor& in,
+    const at::Tensor& out,
+    std::span<const int64_t> in_counts,
+    std::span<const int64_t> out_counts) {
+  const auto own = static_cast<std::size_t>(rank_);
+  const Tensors gives = slices(in, in_counts);
+  Tensors takes = slices(out, out_counts);
+  if (gives[own].numel() != takes[own].numel()) {
+    throw UsageError(
+        where("all_to_all", seq_ + 1) +
+        fmt::format(
+            ": this rank gives itself {} elements and takes {}; counts must "
+            "match",
+            gives[own].numel(),
+            takes[own].numel()));
+  }
+  copy_own(gives[own], takes[own]);
+  return start("all_to_all", {exchange(gives, std::move(takes))});
+}
+
+WorkPtr GlooCollectives::broadcast(const at::Tensor& tensor, int64_t root) {
+  if (size_ > 2) {
+    return start(
+        "broadcast", {[this, tensor, root] {
+          Tensors tensors{flat(tensor).view(at::kByte)}; // knows no bfloat16
+          c10d::BroadcastOptions options;
+          options.rootRank = root;
+          options.timeout = timeout_;
+          return std::vector<WorkPtr>{gloo_->broadcast(tensors, options)};
+        }});
+  }
+  const Tensors all{flat(tensor), flat(tensor)};
+  const Tensors none(2, flat(tensor).narrow(0, 0, 0));
+  return start(
+      "broadcast", {rank_ == root ? exchange(all, none) : exchange(none, all)});
+}
+
+WorkPtr GlooCollectives::barrier() {
+  const auto bytes = at::TensorOptions().dtype(at::kByte);
+  const Tensors gives(
+      static_cast<std::size_t>(size_), at::empty({1}, bytes).zero_());
+  return start("barrier", {exchange(gives, scratch(gives.front(), 1))});
+}
+
+void GlooCollectives::check_tag(const char* operation, int tag) const {
+  if (tag < 0 || tag >= kFirstTag) {
+    throw UsageError(
+        where(operation, seq_) +
+        fmt::format(": tag {}, expected 0 to {}", tag, kFirstTag - 1));
+  }
+}
+
+WorkPtr GlooCollectives::send(const at::Tensor& tensor, int64_t peer, int tag) {
+  check_tag("send", tag);
+  Tensors tensors{flat(tensor)};
+  return c10::make_intrusive<MessageWork>(
+      where("send", seq_) + fmt::format(" to rank {}, tag {}", peer, tag),
+      gloo_->send(tensors, static_cast<int>(peer), tag),
+      timeout_);
+}
+
+WorkPtr GlooCollectives::recv(const at::Tensor& tensor, int64_t peer, int tag) {
+  check_tag("recv", tag);
+  Tensors tensors{flat(tensor)};
+  return c10::make_intrusive<MessageWork>(
+      where("recv", seq_) + fmt::format(" from rank {}, tag {}", peer, tag),
+      gloo_->recv(tensors, static_cast<int>(peer), tag),
+      timeout_);
+}
 
 std::shared_ptr<::gloo::transport::Device> make_device(bool one_host) {
   const auto interface = environment("GLOO_SOCKET_IFNAME");
@@ -324,12 +366,24 @@ std::shared_ptr<::gloo::transport::Device> make_device(bool one_host) {
 std::unique_ptr<Collectives> make_gloo_collectives(const GroupSetup& setup) {
   auto options = c10d::ProcessGroupGloo::Options::create(setup.timeout);
   options->devices.push_back(make_device(setup.one_host));
-  auto gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(
-      setup.store,
-      static_cast<int>(setup.rank),
-      static_cast<int>(setup.size()),
-      options);
-  return std::make_unique<GlooCollectives>(std::move(gloo), setup);
+  try {
+    auto gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(
+        setup.store,
+        static_cast<int>(setup.rank),
+        static_cast<int>(setup.size()),
+        options);
+    return std::make_unique<GlooCollectives>(std::move(gloo), setup);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    std::rethrow_exception(translated(
+        fmt::format(
+            "new_group [rank {}/{}, group {}]",
+            setup.rank,
+            setup.size(),
+            setup.name),
+        error));
+  }
 }
 
 } // namespace tessera

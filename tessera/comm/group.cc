@@ -32,8 +32,11 @@ class DoneWork : public c10d::Work {
 // Adds the time spent in wait() to the event that the issue recorded.
 class RecordedWork : public c10d::Work {
  public:
-  RecordedWork(WorkPtr inner, std::shared_ptr<Record> record, uint64_t ticket)
-      : inner_(std::move(inner)), record_(std::move(record)), ticket_(ticket) {}
+  RecordedWork(WorkPtr inner, const GroupImpl& group, uint64_t ticket)
+      : inner_(std::move(inner)),
+        record_(group.record),
+        status_(group.status),
+        ticket_(ticket) {}
 
   bool isCompleted() override {
     return inner_->isCompleted();
@@ -51,6 +54,7 @@ class RecordedWork : public c10d::Work {
     return inner_->getFuture();
   }
   bool wait(std::chrono::milliseconds timeout) override {
+    const WaitMark mark(status_.get());
     const auto start = Clock::now();
     const bool done = inner_->wait(timeout);
     record_->add_seconds(ticket_, seconds_since(start));
@@ -60,6 +64,7 @@ class RecordedWork : public c10d::Work {
  private:
   WorkPtr inner_;
   std::shared_ptr<Record> record_;
+  std::shared_ptr<RankStatus> status_;
   uint64_t ticket_;
 };
 
@@ -67,6 +72,7 @@ class RecordedWork : public c10d::Work {
 template <typename Call>
 WorkPtr recorded(
     const GroupImpl& group, CollectiveKind kind, int64_t bytes, Call&& call) {
+  const WaitMark mark(group.status.get());
   const auto start = Clock::now();
   WorkPtr work = call(*group.collectives);
   const uint64_t ticket = group.record->add(
@@ -78,8 +84,7 @@ WorkPtr recorded(
   if (work->isCompleted() && work->isSuccess()) {
     return work;
   }
-  return c10::make_intrusive<RecordedWork>(
-      std::move(work), group.record, ticket);
+  return c10::make_intrusive<RecordedWork>(std::move(work), group, ticket);
 }
 
 int64_t bytes_of(const at::Tensor& tensor) {

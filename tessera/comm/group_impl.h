@@ -3,6 +3,7 @@
 
 #include <tessera/comm/collectives.h>
 #include <tessera/comm/group.h>
+#include <tessera/comm/rank_status.h>
 #include <tessera/comm/record.h>
 
 #include <memory>
@@ -19,6 +20,7 @@ class GroupImpl {
   std::string name;
   std::string backend_name;
   std::shared_ptr<Record> record;
+  std::shared_ptr<RankStatus> status; // null without a launcher
   std::unique_ptr<Collectives> collectives;
 };
 

@@ -98,7 +98,7 @@ c10::intrusive_ptr<c10d::Store> connect(
         size,
         *address,
         port,
-        error.what()));
+        brief(error)));
   }
 }
 
@@ -132,17 +132,24 @@ World init(const InitOptions& options) {
   }
   setup.size = ranged("WORLD_SIZE", required_int("WORLD_SIZE"), 1, 1 << 20);
   setup.rank = ranged("RANK", required_int("RANK"), 0, setup.size - 1);
+  setup.status = find_rank_status(setup.rank, setup.size);
+  const WaitMark mark(setup.status.get());
+  if (setup.status) {
+    setup.status->phase.store(RankPhase::kJoined);
+  }
   setup.store = connect(setup.rank, setup.size, setup.timeout);
   place(setup);
   if (setup.backend == "shm" && !setup.one_host) {
-    throw UsageError(
-        "init: backend shm needs all ranks on one machine (one host, one PID "
-        "namespace), expected so; use gloo or auto");
+    throw UsageError(fmt::format(
+        "init [rank {}/{}]: backend shm needs all ranks on one machine (one "
+        "host and PID namespace), these are on several; use gloo or auto",
+        setup.rank,
+        setup.size));
   }
   if (setup.backend == "auto") {
     setup.backend = setup.one_host ? "shm" : "gloo";
   }
-  return World(std::make_shared<WorldImpl>(std::move(setup)));
+  return World(std::make_shared<WorldImpl>(setup));
 }
 
 } // namespace tessera

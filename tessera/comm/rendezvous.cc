@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <tessera/base/error.h>
 #include <tessera/base/text.h>
@@ -31,7 +32,7 @@ std::string wait_for_key(
         "it? ({})",
         key,
         timeout.count(),
-        error.what()));
+        brief(error)));
   }
 }
 
@@ -61,8 +62,14 @@ void meet_at_store(
         size,
         bracketed(missing),
         timeout.count(),
-        error.what()));
+        brief(error)));
   }
+}
+
+std::string brief(const std::exception& error) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  return torch_error == nullptr ? error.what()
+                                : torch_error->what_without_backtrace();
 }
 
 std::string host_name() {

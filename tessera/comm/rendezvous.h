@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -24,6 +25,9 @@ void meet_at_store(
     int64_t rank,
     int64_t size,
     std::chrono::milliseconds timeout);
+
+// An exception's message; libtorch's without the stack.
+std::string brief(const std::exception& error);
 
 // What two ranks must share to be on one machine: host, boot and PID namespace.
 std::string machine_identity();

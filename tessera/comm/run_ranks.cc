@@ -177,7 +177,8 @@ void run_ranks(
         .local_rank = rank,
         .backend = options.backend,
         .timeout = options.timeout,
-        .store = store};
+        .store = store,
+        .status = nullptr};
     threads.emplace_back([run, setup] {
       run_one(run, static_cast<std::size_t>(setup.rank), setup);
     });

@@ -19,12 +19,19 @@ int64_t divide_up(int64_t value, int64_t divisor) {
   return (value + divisor - 1) / divisor;
 }
 
-const std::byte* read_from(const at::Tensor& tensor) {
-  return static_cast<const std::byte*>(tensor.const_data_ptr());
+// Where element `index` lies; an empty tensor may have no memory at all.
+const std::byte* read_from(const at::Tensor& tensor, int64_t index = 0) {
+  const auto* data = static_cast<const std::byte*>(tensor.const_data_ptr());
+  return data == nullptr
+      ? nullptr
+      : data + index * static_cast<int64_t>(tensor.element_size());
 }
 
-std::byte* write_to(const at::Tensor& tensor) {
-  return static_cast<std::byte*>(tensor.mutable_data_ptr());
+std::byte* write_to(const at::Tensor& tensor, int64_t index = 0) {
+  auto* data = static_cast<std::byte*>(tensor.mutable_data_ptr());
+  return data == nullptr
+      ? nullptr
+      : data + index * static_cast<int64_t>(tensor.element_size());
 }
 
 void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
@@ -171,24 +178,20 @@ void ShmEngine::reduce_scatter(
         copy_bytes(
             window_->input(rank_, step) +
                 static_cast<int64_t>(peer) * capacity * element,
-            read_from(in) + (starts[peer] + begin) * element,
+            read_from(in, starts[peer] + begin),
             clipped(counts[peer], begin, capacity) * element);
       }
     }
     meet();
     for (int64_t rank = 0; rank < size_; ++rank) {
       sources[static_cast<std::size_t>(rank)] = rank == rank_
-          ? read_from(in) + (starts[own] + begin) * element
+          ? read_from(in, starts[own] + begin)
           : window_->input(rank, step) + rank_ * capacity * element;
     }
     const int64_t count = clipped(counts[own], begin, capacity);
     if (count > 0) {
       reduce_in_order(
-          in.scalar_type(),
-          op,
-          sources,
-          write_to(out) + begin * element,
-          count);
+          in.scalar_type(), op, sources, write_to(out, begin), count);
     }
   }
 }
@@ -211,17 +214,14 @@ void ShmEngine::all_gather(
   for (int64_t begin = 0; begin < steps * capacity; begin += capacity) {
     const uint32_t step = next_step();
     const int64_t own_bytes = clipped(counts[own], begin, capacity) * element;
-    copy_bytes(
-        window_->input(rank_, step),
-        read_from(in) + begin * element,
-        own_bytes);
+    copy_bytes(window_->input(rank_, step), read_from(in, begin), own_bytes);
     meet();
     for (std::size_t peer = 0; peer < counts.size(); ++peer) {
       const std::byte* source = peer == own
-          ? read_from(in) + begin * element
+          ? read_from(in, begin)
           : window_->input(static_cast<int64_t>(peer), step);
       copy_bytes(
-          write_to(out) + (starts[peer] + begin) * element,
+          write_to(out, starts[peer] + begin),
           source,
           clipped(counts[peer], begin, capacity) * element);
     }
@@ -252,18 +252,18 @@ void ShmEngine::all_to_all(
         copy_bytes(
             window_->input(rank_, step) +
                 static_cast<int64_t>(peer) * capacity * element,
-            read_from(in) + (in_starts[peer] + begin) * element,
+            read_from(in, in_starts[peer] + begin),
             clipped(in_counts[peer], begin, capacity) * element);
       }
     }
     meet();
     for (std::size_t peer = 0; peer < out_counts.size(); ++peer) {
       const std::byte* source = peer == own
-          ? read_from(in) + (in_starts[own] + begin) * element
+          ? read_from(in, in_starts[own] + begin)
           : window_->input(static_cast<int64_t>(peer), step) +
               rank_ * capacity * element;
       copy_bytes(
-          write_to(out) + (out_starts[peer] + begin) * element,
+          write_to(out, out_starts[peer] + begin),
           source,
           clipped(out_counts[peer], begin, capacity) * element);
     }
@@ -302,7 +302,7 @@ void ShmEngine::broadcast(const at::Tensor& tensor, int64_t root) {
 
 void ShmEngine::barrier() {
   const std::scoped_lock lock(mutex_);
-  announce({.kind = CollectiveKind::kBarrier});
+  announce({.kind = CollectiveKind::kBarrier, .shape = at::IntArrayRef{}});
   meet();
 }
 

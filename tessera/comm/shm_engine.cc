@@ -99,11 +99,9 @@ std::string ShmEngine::who(int64_t rank) const {
 }
 
 std::string ShmEngine::where() const {
-  const auto operation =
-      header_ == nullptr ? std::string_view("group") : name_of(header_->kind);
   return fmt::format(
       "{} [rank {}/{}, group {}, seq {}]",
-      operation,
+      operation_,
       rank_,
       size_,
       name_,
@@ -165,6 +163,8 @@ void ShmEngine::throw_if_failed() {
 }
 
 void ShmEngine::announce(const ShmCall& call) {
+  operation_ = name_of(call.kind);
+  throw_if_failed(); // before the header: peers may still compare the last one
   ++seq_;
   ShmHeader& header = window_->header(rank_, seq_);
   header_ = &header;
@@ -186,7 +186,6 @@ void ShmEngine::announce(const ShmCall& call) {
   std::copy(call.counts.begin(), call.counts.end(), counts);
   std::copy(call.out_counts.begin(), call.out_counts.end(), counts + size_);
   checked_ = false;
-  throw_if_failed();
 }
 
 void ShmEngine::meet() {
@@ -293,6 +292,7 @@ void ShmEngine::watch_peers(Clock::time_point waiting_since) {
 ShmTransferPtr ShmEngine::start_send(
     const at::Tensor& tensor, int64_t peer, int tag) {
   const std::scoped_lock lock(mutex_);
+  operation_ = "send";
   throw_if_failed();
   auto transfer = messages_.send(tensor, peer, tag);
   messages_.pump();
@@ -302,6 +302,7 @@ ShmTransferPtr ShmEngine::start_send(
 ShmTransferPtr ShmEngine::start_recv(
     const at::Tensor& tensor, int64_t peer, int tag) {
   const std::scoped_lock lock(mutex_);
+  operation_ = "recv";
   throw_if_failed();
   auto transfer = messages_.recv(tensor, peer, tag);
   messages_.pump();

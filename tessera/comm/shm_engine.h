@@ -14,6 +14,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tessera {
@@ -117,6 +118,7 @@ class ShmEngine {
   std::vector<int> pidfds_; // of the peers' processes; -1 for this process
   std::mutex mutex_; // of all below
   ShmMessages messages_;
+  std::string_view operation_ = "group"; // the running call, for messages
   uint64_t seq_ = 0;
   uint32_t step_ = 0;
   ShmHeader* header_ = nullptr; // of the running call

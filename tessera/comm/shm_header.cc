@@ -29,13 +29,15 @@ std::string describe(const ShmAnnouncement& call) {
         " of {}", c10::toString(static_cast<c10::ScalarType>(header.dtype)));
   }
   if (header.ndim >= 0 && header.kind != CollectiveKind::kBarrier) {
-    text += " " + bracketed(shape_of(header));
+    text += fmt::format(" {}", bracketed(shape_of(header)));
   }
   if (header.ndim < 0 && header.kind == CollectiveKind::kAllToAll) {
-    text += " giving " + bracketed(call.counts) + " taking " +
-        bracketed(call.out_counts);
+    text += fmt::format(
+        " giving {} taking {}",
+        bracketed(call.counts),
+        bracketed(call.out_counts));
   } else if (header.ndim < 0) {
-    text += " counts " + bracketed(call.counts);
+    text += fmt::format(" counts {}", bracketed(call.counts));
   }
   if (header.root >= 0) {
     text += fmt::format(" from rank {}", header.root);

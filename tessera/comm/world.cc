@@ -59,6 +59,7 @@ std::shared_ptr<GroupImpl> WorldImpl::make_group(
   impl->world_ranks = std::move(world_ranks);
   impl->name = name;
   impl->record = record_;
+  impl->status = setup_.status;
   if (impl->world_ranks.size() == 1) {
     impl->backend_name = "single";
     return impl;
@@ -113,6 +114,9 @@ void WorldImpl::close() {
     state_order_.clear();
   }
   world_group_ = Group();
+  if (setup_.status) {
+    setup_.status->phase.store(RankPhase::kLeft);
+  }
   const std::scoped_lock lock(groups_mutex_);
   for (const auto& weak : groups_) { // those whose handles the user kept
     const auto group = weak.lock();

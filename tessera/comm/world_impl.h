@@ -2,6 +2,7 @@
 #pragma once
 
 #include <tessera/comm/group_impl.h>
+#include <tessera/comm/rank_status.h>
 #include <tessera/comm/world.h>
 
 #include <chrono>
@@ -22,6 +23,7 @@ struct WorldSetup {
   std::chrono::milliseconds timeout{}; // of one collective
   c10::intrusive_ptr<c10d::Store> store;
   bool one_host = true; // all ranks share this machine
+  std::shared_ptr<RankStatus> status; // what a launcher sees; null without one
 };
 
 // What a group's backend is made from.

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives of two processes on one machine, in microseconds for the full
+// buffer (medians): shm, gloo as we use it, gloo's own collectives through
+// libtorch ("c10d"), and a copy of the same bytes. And many collectives in
+// flight against one after another.
+//   comm_bench [--json FILE] [--ranks N]
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <fmt/format.h>
+#include <tessera/base/bench_row.h>
+#include <tessera/base/environment.h>
+#include <tessera/comm/launch.h>
+#include <tessera/comm/world_impl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <vector>
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Call = std::function<void()>;
+
+constexpr std::array<int64_t, 5> kSizes = {
+    4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20};
+
+double microseconds_of(const Call& call) {
+  const auto start = Clock::now();
+  call();
+  return std::chrono::duration<double, std::micro>(Clock::now() - start)
+      .count();
+}
+
+// The median over repetitions whose number depends on the size alone, so that
+// all ranks do the same.
+double median_us(int64_t bytes, const Call& before, const Call& call) {
+  const int64_t repetitions =
+      std::clamp<int64_t>((int64_t{256} << 20) / bytes, 7, 200);
+  std::vector<double> times;
+  for (int64_t i = 0; i < repetitions + 2; ++i) {
+    before();
+    times.push_back(microseconds_of(call));
+  }
+  times.erase(times.begin(), times.begin() + 2);
+  std::nth_element(
+      times.begin(),
+      times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2),
+      times.end());
+  return times[times.size() / 2];
+}
+
+std::string text_of(int64_t bytes) {
+  return bytes >= (1 << 20) ? fmt::format("{}MiB", bytes >> 20)
+                            : fmt::format("{}KiB", bytes >> 10);
+}
+
+class Bench {
+ public:
+  explicit Bench(const World& world) : shm_(world), gloo_(other_world(world)) {}
+
+  std::vector<BenchRow> run() {
+    for (const int64_t bytes : kSizes) {
+      sizes(bytes);
+    }
+    for (const auto& [name, world] :
+         {std::pair{"shm", shm_}, std::pair{"gloo", gloo_}}) {
+      in_flight(name, world);
+    }
+    return rows_;
+  }
+
+ private:
+  static World other_world(const World& world) {
+    WorldSetup setup = world.impl()->setup();
+    setup.backend = "gloo";
+    setup.store = c10::make_intrusive<c10d::PrefixStore>("gloo", setup.store);
+    return World(std::make_shared<WorldImpl>(setup));
+  }
+
+  void add(const std::string& name, double value, const std::string& against) {
+    double other = 0;
+    for (const BenchRow& row : rows_) {
+      other = row.name == against ? row.value : other;
+    }
+    rows_.push_back(
+        {name, value, "us", against, against.empty() ? 0 : value / other});
+  }
+
+  void sizes(int64_t bytes) {
+    const int64_t numel = bytes / 4;
+    const int64_t size = shm_.size();
+    at::Tensor full = at::ones({numel});
+    at::Tensor other = at::ones({numel});
+    at::Tensor part = at::ones({numel / size});
+    const std::vector<int64_t> counts(
+        static_cast<std::size_t>(size), numel / size);
+    const std::string text = text_of(bytes);
+    const std::string copy = "memcpy/" + text;
+    add(copy,
+        median_us(
+            bytes,
+            [&] { shm_.group().barrier()->wait(); },
+            [&] {
+              std::memcpy(
+                  other.mutable_data_ptr(),
+                  full.const_data_ptr(),
+                  static_cast<std::size_t>(bytes));
+            }),
+        "");
+    c10d_rows(text, bytes, full, part);
+    for (const auto& [name, world] :
+         {std::pair{"gloo", gloo_}, std::pair{"shm", shm_}}) {
+      const Group& group = world.group();
+      const auto against = [&](const char* kind) {
+        return std::string(std::strcmp(name, "gloo") == 0 ? "c10d/" : "gloo/") +
+            kind + "/" + text;
+      };
+      const auto measure = [&](const char* kind, const Call& call) {
+        const double value = median_us(
+            bytes, [&] { shm_.group().barrier()->wait(); }, call);
+        add(fmt::format("{}/{}/{}", name, kind, text), value, against(kind));
+      };
+      measure("all_reduce", [&] {
+        group.all_reduce(full, ReduceOp::kMax)->wait();
+      });
+      measure("reduce_scatter", [&] {
+        group.reduce_scatter(full, part, counts, ReduceOp::kSum)->wait();
+      });
+      measure(
+          "all_gather", [&] { group.all_gather(part, full, counts)->wait(); });
+    }
+    const double against_copy = rows_[rows_.size() - 3].value;
+    add("shm/all_reduce_against_memcpy/" + text, against_copy, copy);
+  }
+
+  void c10d_rows(
+      const std::string& text,
+      int64_t bytes,
+      at::Tensor& full,
+      at::Tensor& part) {
+    const auto backend = gloo_.group().backend();
+    const auto measure = [&](const char* kind, const Call& call) {
+      const double value = median_us(
+          bytes, [&] { shm_.group().barrier()->wait(); }, call);
+      add(fmt::format("c10d/{}/{}", kind, text), value, "");
+    };
+    std::vector<at::Tensor> one{full};
+    measure("all_reduce", [&] { backend->allreduce(one)->wait(); });
+    measure("reduce_scatter", [&] {
+      backend->_reduce_scatter_base(part, full)->wait();
+    });
+    measure(
+        "all_gather", [&] { backend->_allgather_base(full, part)->wait(); });
+  }
+
+  // 32 all_reduces of 2 MiB.
+  void in_flight(const std::string& name, const World& world) {
+    constexpr int64_t kBytes = 2 << 20;
+    std::vector<at::Tensor> tensors;
+    for (int i = 0; i < 32; ++i) {
+      tensors.push_back(at::ones({kBytes / 4}));
+    }
+    const auto start_barrier = [&] { shm_.group().barrier()->wait(); };
+    const std::string blocking = name + "/32_all_reduces_of_2MiB/blocking";
+    add(blocking,
+        median_us(
+            32 * kBytes,
+            start_barrier,
+            [&] {
+              for (const at::Tensor& tensor : tensors) {
+                world.group().all_reduce(tensor, ReduceOp::kMax)->wait();
+              }
+            }),
+        "");
+    add(name + "/32_all_reduces_of_2MiB/in_flight",
+        median_us(
+            32 * kBytes,
+            start_barrier,
+            [&] {
+              std::vector<WorkPtr> works;
+              for (const at::Tensor& tensor : tensors) {
+                works.push_back(
+                    world.group().all_reduce(tensor, ReduceOp::kMax));
+              }
+              for (const WorkPtr& work : works) {
+                work->wait();
+              }
+            }),
+        blocking);
+  }
+
+  World shm_;
+  World gloo_;
+  std::vector<BenchRow> rows_;
+};
+
+int launch_self(int argc, char** argv) {
+  std::array<char, 4096> self{};
+  const auto length = readlink("/proc/self/exe", self.data(), self.size() - 1);
+  LaunchOptions options;
+  options.command.emplace_back(
+      self.data(), static_cast<std::size_t>(std::max<ssize_t>(length, 0)));
+  options.ranks = 2;
+  for (int i = 1; i < argc; ++i) {
+    if (std::string(argv[i]) == "--ranks" && i + 1 < argc) {
+      options.ranks = std::stoll(argv[i + 1]);
+    }
+    options.command.emplace_back(argv[i]);
+  }
+  options.output = LaunchOutput::kRankZeroOnly;
+  return launch(options);
+}
+
+int run_rank(int argc, char** argv) {
+  const World world = init();
+  const std::vector<BenchRow> rows = Bench(world).run();
+  if (world.rank() == 0) {
+    const bool to_file = argc > 2 && std::string(argv[1]) == "--json";
+    if (to_file) {
+      write_json(rows, argv[2]);
+    } else {
+      fmt::print("{}\n", to_json(rows));
+    }
+  }
+  return 0;
+}
+
+} // namespace
+} // namespace tessera
+
+int main(int argc, char** argv) {
+  return tessera::environment("RANK") ? tessera::run_rank(argc, argv)
+                                      : tessera::launch_self(argc, argv);
+}

@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+// What goes wrong between ranks that are threads. process_test.cc has the same
+// for processes.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <tessera/base/error.h>
+#include <tessera/comm/run_ranks.h>
+
+#include <functional>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+namespace tessera {
+namespace {
+
+using Counts = std::vector<int64_t>;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+// Rank 0 does one thing and the others another; everyone must get a PeerError
+// whose text matches.
+template <typename Matcher>
+void expect_mismatch(
+    int64_t n,
+    const std::function<void(const Group&)>& here,
+    const std::function<void(const Group&)>& there,
+    const Matcher& matcher) {
+  run_ranks(n, [&](World world) {
+    const auto& mine = world.rank() == 0 ? here : there;
+    EXPECT_THAT(
+        [&] { mine(world.group()); }, ThrowsMessage<PeerError>(matcher));
+    // The group is dead and says so.
+    EXPECT_THAT(
+        [&] { world.group().barrier()->wait(); },
+        ThrowsMessage<PeerError>(
+            AllOf(HasSubstr("the group is dead"), matcher)));
+  });
+}
+
+TEST(Mismatch, Shapes) { // nccl 1394
+  for (const int64_t n : {2, 4}) {
+    expect_mismatch(
+        n,
+        [](const Group& group) {
+          group.all_reduce(at::ones({100}), ReduceOp::kSum)->wait();
+        },
+        [](const Group& group) {
+          group.all_reduce(at::ones({200}), ReduceOp::kSum)->wait();
+        },
+        AllOf(
+            HasSubstr("all_reduce [rank"),
+            HasSubstr("[100]"),
+            HasSubstr("[200]"),
+            HasSubstr("shapes must match"),
+            HasSubstr("seq 1")));
+  }
+}
+
+TEST(Mismatch, Dtypes) { // nccl 1417
+  expect_mismatch(
+      2,
+      [](const Group& group) {
+        group.all_reduce(at::ones({100}), ReduceOp::kSum)->wait();
+      },
+      [](const Group& group) {
+        group.all_reduce(at::ones({100}, at::kInt), ReduceOp::kSum)->wait();
+      },
+      AllOf(
+          HasSubstr("Float"),
+          HasSubstr("Int"),
+          HasSubstr("dtypes must match")));
+}
+
+TEST(Mismatch, Operations) { // speechbrain 1166
+  expect_mismatch(
+      3,
+      [](const Group& group) { group.broadcast(at::ones({100}), 0)->wait(); },
+      [](const Group& group) {
+        group.all_reduce(at::ones({100}), ReduceOp::kSum)->wait();
+      },
+      AllOf(
+          HasSubstr("broadcast"),
+          HasSubstr("all_reduce"),
+          HasSubstr("operations must match")));
+}
+
+TEST(Mismatch, ReductionsRootsAndCounts) {
+  expect_mismatch(
+      2,
+      [](const Group& group) {
+        group.all_reduce(at::ones({9}), ReduceOp::kSum)->wait();
+      },
+      [](const Group& group) {
+        group.all_reduce(at::ones({9}), ReduceOp::kMax)->wait();
+      },
+      AllOf(
+          HasSubstr("(sum)"),
+          HasSubstr("(max)"),
+          HasSubstr("reductions must match")));
+  expect_mismatch(
+      2,
+      [](const Group& group) { group.broadcast(at::ones({9}), 0)->wait(); },
+      [](const Group& group) { group.broadcast(at::ones({9}), 1)->wait(); },
+      HasSubstr("roots must match"));
+  expect_mismatch(
+      2,
+      [](const Group& group) {
+        group.all_gather(at::ones({4}), at::ones({9}), Counts{4, 5})->wait();
+      },
+      [](const Group& group) {
+        group.all_gather(at::ones({5}), at::ones({8}), Counts{3, 5})->wait();
+      },
+      AllOf(
+          HasSubstr("[4,5]"),
+          HasSubstr("[3,5]"),
+          HasSubstr("counts must match")));
+}
+
+TEST(Mismatch, CountsOfAPairInAnAllToAllFailEveryRank) {
+  expect_mismatch(
+      3,
+      [](const Group& group) {
+        group
+            .all_to_all(
+                at::ones({4}), at::ones({2}), Counts{0, 3, 1}, Counts{0, 1, 1})
+            ->wait();
+      },
+      [](const Group& group) {
+        const Counts gives =
+            group.rank() == 1 ? Counts{1, 0, 1} : Counts{1, 1, 0};
+        const Counts takes = group.rank() == 1
+            ? Counts{2, 0, 1}
+            : Counts{1, 1, 0}; // rank 0 gives rank 1 three
+        const auto total = [](const Counts& counts) {
+          return counts[0] + counts[1] + counts[2];
+        };
+        group
+            .all_to_all(
+                at::ones({total(gives)}),
+                at::ones({total(takes)}),
+                gives,
+                takes)
+            ->wait();
+      },
+      AllOf(HasSubstr("gives 3"), HasSubstr("takes 2")));
+}
+
+TEST(Mismatch, ErrorNamesTheAsker) {
+  const AskerScope scope("unused: scopes belong to a thread");
+  run_ranks(2, [](World world) {
+    const AskerScope inner(world.rank() == 0 ? "mm" : "optimizer.step");
+    EXPECT_THAT(
+        [&] {
+          world.group()
+              .all_reduce(at::ones({1 + world.rank()}), ReduceOp::kSum)
+              ->wait();
+        },
+        ThrowsMessage<PeerError>(AllOf(
+            HasSubstr("asked by mm"), HasSubstr("asked by optimizer.step"))));
+  });
+}
+
+TEST(Mismatch, MessagesOfDifferentSizeFailBothEnds) {
+  run_ranks(2, [](World world) {
+    EXPECT_THAT(
+        [&] {
+          if (world.rank() == 0) {
+            world.group().send(at::ones({100}), 1, 3)->wait();
+            world.group().barrier()->wait(); // a small message is gone before
+                                             // its receiver looks at it
+          } else {
+            world.group().recv(at::ones({50}), 0, 3)->wait();
+          }
+        },
+        ThrowsMessage<PeerError>(AllOf(
+            HasSubstr("400 bytes of Float arrived"), HasSubstr("tag 3"))));
+  });
+}
+
+TEST(Timeout, NamesTheRankThatStaysAway) {
+  run_ranks(
+      3,
+      [](World world) {
+        const Group& group = world.group();
+        if (world.rank() != 1) {
+          EXPECT_THAT(
+              [&] { group.all_reduce(at::ones({5}), ReduceOp::kSum)->wait(); },
+              ThrowsMessage<TimeoutError>(AllOf(
+                  HasSubstr("rank 1 (pid "),
+                  HasSubstr("did not arrive within 200 ms"),
+                  HasSubstr("seq 1"))));
+          world.store()->set("seen by " + std::to_string(world.rank()), "1");
+        } else {
+          world.store()->wait({"seen by 0", "seen by 2"});
+        }
+      },
+      {.timeout = std::chrono::milliseconds(200)});
+}
+
+TEST(Timeout, NamesTheSenderThatStaysAway) {
+  run_ranks(
+      2,
+      [](World world) {
+        if (world.rank() == 0) {
+          EXPECT_THAT(
+              [&] { world.group().recv(at::ones({5}), 1, 9)->wait(); },
+              ThrowsMessage<TimeoutError>(
+                  AllOf(HasSubstr("recv from rank 1"), HasSubstr("tag 9"))));
+          world.store()->set("seen", "1");
+        } else {
+          world.store()->wait({"seen"});
+        }
+      },
+      {.timeout = std::chrono::milliseconds(200)});
+}
+
+TEST(Death, ARankThatLeavesFailsThoseWhoWaitForIt) {
+  run_ranks(3, [](World world) {
+    if (world.rank() == 2) {
+      return; // its world ends
+    }
+    EXPECT_THAT(
+        [&] {
+          world.group().all_reduce(at::ones({5}), ReduceOp::kSum)->wait();
+        },
+        ThrowsMessage<PeerError>(
+            AllOf(HasSubstr("rank 2 (pid "), HasSubstr("has left the world"))));
+  });
+}
+
+TEST(Death, ARankThatThrowsTellsTheOthersWhy) {
+  for (const char* backend : {"shm", "gloo"}) {
+    std::string text;
+    try {
+      run_ranks(
+          3,
+          [](World world) {
+            if (world.rank() == 1) {
+              throw std::runtime_error("out of cheese");
+            }
+            world.group()
+                .all_reduce(at::ones({300'000}), ReduceOp::kSum)
+                ->wait();
+          },
+          {.backend = backend});
+    } catch (const Error& error) {
+      text = error.what();
+    }
+    EXPECT_THAT(text, HasSubstr("rank 1: out of cheese"));
+    EXPECT_THAT(text, HasSubstr("rank 0: all_reduce [rank 0/3"));
+    EXPECT_THAT(text, HasSubstr("rank 2: all_reduce [rank 2/3"));
+  }
+}
+
+TEST(Death, AMessageFromARankThatLeftStillArrives) {
+  run_ranks(2, [](World world) {
+    at::Tensor x = at::full({100}, 1 - world.rank(), at::kFloat);
+    if (world.rank() == 0) {
+      world.group().send(x, 1)->wait();
+      return;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(
+        30)); // rank 0 is gone by now, or else the test is merely easier
+    world.group().recv(x, 0)->wait();
+    EXPECT_TRUE(x.eq(1).all().item<bool>());
+  });
+}
+
+TEST(RunRanks, ReportsEachRanksLastCollectiveAtItsDeadline) {
+  EXPECT_THAT(
+      [] {
+        run_ranks(
+            2,
+            [](World world) {
+              const AskerScope scope("the test");
+              world.group().barrier()->wait();
+              if (world.rank() == 0) {
+                world.group().barrier()->wait();
+              } else {
+                world.store()->wait({"never"}, std::chrono::seconds(2));
+              }
+            },
+            {.deadline = std::chrono::milliseconds(300)});
+      },
+      ThrowsMessage<Error>(AllOf(
+          HasSubstr("not done within 300 ms"),
+          HasSubstr("last collective: barrier on world asked by 'the test'"))));
+}
+
+TEST(RunRanks, RefusesNonsense) {
+  EXPECT_THROW(run_ranks(0, [](World) {}), UsageError);
+  EXPECT_THROW(run_ranks(2, [](World) {}, {.backend = "pigeon"}), UsageError);
+}
+
+struct Counter {
+  int value = 0;
+};
+
+TEST(World, StateIsMadeOncePerRank) {
+  run_ranks(2, [](World world) {
+    EXPECT_EQ(++world.state<Counter>().value, 1);
+    EXPECT_EQ(++World(world).state<Counter>().value, 2);
+    EXPECT_TRUE(world.unowned() == world);
+  });
+}
+
+} // namespace
+} // namespace tessera

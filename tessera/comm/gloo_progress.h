@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <tessera/comm/group.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace tessera {
+
+// One collective on its way. A stage starts transfers and returns them; the
+// next one runs when they have arrived. The first stage runs in the call.
+class GlooWork : public c10d::Work {
+ public:
+  using Stage = std::function<std::vector<WorkPtr>()>;
+
+  // `where` begins the messages of errors.
+  GlooWork(std::string where, std::vector<Stage> stages)
+      : where_(std::move(where)), stages_(std::move(stages)) {}
+
+ private:
+  friend class GlooProgress;
+
+  std::string where_;
+  std::vector<Stage> stages_;
+  std::vector<WorkPtr> transfers_; // of the running stage
+};
+
+// A thread that carries collectives through their stages, in the order of
+// their calls, so that none waits for its caller. As all ranks call in one
+// order, no rank's thread waits for what another's will only do later.
+class GlooProgress {
+ public:
+  explicit GlooProgress(std::chrono::milliseconds timeout);
+  // Fails what is still on its way.
+  ~GlooProgress();
+  GlooProgress(const GlooProgress&) = delete;
+  GlooProgress& operator=(const GlooProgress&) = delete;
+
+  // Runs the first stage here and hands the rest over. Throws PeerError when
+  // the group is dead.
+  WorkPtr start(c10::intrusive_ptr<GlooWork> work);
+  // Makes all that is on its way, and all later calls, fail. Any thread.
+  void abort(const std::string& reason);
+
+ private:
+  void run();
+  void carry(GlooWork& work);
+  void wait_for_transfers(GlooWork& work);
+
+  std::chrono::milliseconds timeout_;
+  std::mutex mutex_; // of all below, and of every work's transfers_
+  std::condition_variable changed_;
+  std::deque<c10::intrusive_ptr<GlooWork>> works_;
+  std::string dead_; // the first error
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+// What gloo threw, as ours: TimeoutError or PeerError.
+std::exception_ptr translated(
+    const std::string& where, const std::exception& error);
+
+} // namespace tessera
