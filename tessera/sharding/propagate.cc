@@ -95,6 +95,15 @@ Placement cut(const std::vector<DimUse>& dims, int64_t dim, int64_t unit) {
   return Shard(dim, unit * dims[static_cast<size_t>(dim)].scale);
 }
 
+bool has_letter(const Line& line, Letter letter) {
+  return std::any_of(
+      line.operands.begin(),
+      line.operands.end(),
+      [&](const Operand& operand) {
+        return dim_of(operand.dims, letter) >= 0;
+      });
+}
+
 // Strategy 2. Nothing when a result cannot be without the letter.
 std::optional<AxisStrategy> cut_letter(
     const Line& line, Letter letter, int64_t unit) {
@@ -199,6 +208,9 @@ void add_letters(
   for (Letter letter = 0; letter < static_cast<Letter>(line.letters.size());
        ++letter) {
     std::vector<int64_t> units = units_in_use(line, letter, axis);
+    if (!has_letter(line, letter)) {
+      continue;
+    }
     if (!units.empty() ||
         (all && line.letters[static_cast<size_t>(letter)].extent >= ranks)) {
       add_unique(units, 1);
