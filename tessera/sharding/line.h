@@ -26,6 +26,8 @@ struct LetterInfo {
   // How the contributions of ranks combine in results that lack the letter;
   // none: such a letter cannot be cut.
   std::optional<ReduceOp> reduction;
+  // The operator fails on none of it: every rank must get something.
+  bool never_empty = false;
 };
 
 // One tensor argument. Lines hold one for each entry of Decision::inputs.
@@ -35,6 +37,7 @@ struct Operand {
   bool additive = false; // one term of the sum (a bias): Partial(sum) when the
                          // line's letter is contracted
   bool written = false;
+  bool out = false; // only receives results: no part in shapes
   bool shape_only = false; // its values are not read: it needs no reduction
   bool untouched = false; // nor is its shape: it stays as it is
 };

@@ -67,6 +67,8 @@ struct AxisStrategy {
                       // written ones
   Placements results;
   bool contracted = false;
+  Letter letter = kWhole; // that is cut, in steps of
+  int64_t unit = 1;
 };
 
 const Placement& current(const Operand& operand, size_t axis) {
@@ -109,6 +111,8 @@ std::optional<AxisStrategy> cut_letter(
     const Line& line, Letter letter, int64_t unit) {
   const auto reduction = line.letters[static_cast<size_t>(letter)].reduction;
   AxisStrategy strategy = replicated(line);
+  strategy.letter = letter;
+  strategy.unit = unit;
   const auto outcome = [&](const std::vector<DimUse>& dims,
                            Placement& placement) {
     const int64_t dim = dim_of(dims, letter);
@@ -266,6 +270,14 @@ void leave_unread(const Line& line, size_t axis, AxisStrategy& strategy) {
   }
 }
 
+bool only_shapes(const Line& line) {
+  return line.any_partial &&
+      std::all_of(
+             line.operands.begin(),
+             line.operands.end(),
+             [](const Operand& operand) { return operand.shape_only; });
+}
+
 std::vector<AxisStrategy> strategies_of(
     const Line& line, const DeviceMesh& mesh, size_t axis) {
   std::vector<AxisStrategy> strategies{replicated(line)};
@@ -277,6 +289,9 @@ std::vector<AxisStrategy> strategies_of(
   if (moved) {
     add_letters(line, mesh, axis, strategies);
     add_partials(line, axis, strategies);
+  }
+  if (strategies.size() > 1 && only_shapes(line)) {
+    strategies.erase(strategies.begin()); // a fresh tensor like another one
   }
   for (AxisStrategy& strategy : strategies) {
     leave_unread(line, axis, strategy);
@@ -401,6 +416,9 @@ class Search {
       Combination& best,
       Price& best_price) {
     if (axis == strategies_.size()) {
+      if (starves_a_rank(combination)) {
+        return;
+      }
       const Price price = price_of(combination);
       if (best.empty() || price.better_than(best_price)) {
         best = combination;
@@ -412,6 +430,25 @@ class Search {
       combination[axis] = &strategy;
       enumerate(axis + 1, combination, best, best_price);
     }
+  }
+
+  // Whether some rank gets nothing of a letter of which it needs something.
+  // The last coordinates have the least.
+  bool starves_a_rank(const Combination& combination) const {
+    for (Letter letter = 0; letter < std::ssize(line_->letters); ++letter) {
+      const LetterInfo& info = line_->letters[static_cast<size_t>(letter)];
+      int64_t size = info.extent;
+      for (size_t axis = 0; axis < combination.size(); ++axis) {
+        if (combination[axis]->letter == letter) {
+          const int64_t ranks = call_->mesh.size(static_cast<int64_t>(axis));
+          size = chunk(size, combination[axis]->unit, ranks, ranks - 1).size;
+        }
+      }
+      if (info.never_empty && size == 0) {
+        return true;
+      }
+    }
+    return false;
   }
 
   Price price_of(const Combination& combination) {
@@ -502,8 +539,10 @@ class Search {
           return a.first.better_than(b.first);
         });
     std::vector<AxisStrategy> kept;
-    for (size_t s = 0; s < std::min(keep, ranked.size()); ++s) {
-      kept.push_back(all[ranked[s].second]);
+    for (size_t s = 0; s < ranked.size(); ++s) {
+      if (s < keep || ranked[s].second == 0) { // the first is always possible
+        kept.push_back(all[ranked[s].second]);
+      }
     }
     all = std::move(kept);
   }

@@ -313,6 +313,7 @@ class Einsum {
     for (const auto& [symbol, extent] : extents_) {
       if (is_letter(symbol) && !(no_index_cut && symbol >= kLeading)) {
         uses_[symbol] = {line_.add_letter(extent, ReduceOp::kSum), 1};
+        line_.letters.back().never_empty = symbol == 'g' || symbol == 'h';
       }
     }
     if (uses_.contains('g') && uses_.contains('h')) {

@@ -106,7 +106,8 @@ Line build_random(const Row& row, const OpCall& call) {
   auto operands = operands_of(call);
   operands[0].shape_only = row.mode == 0;
   for (size_t i = 1; i < operands.size(); ++i) {
-    operands[i].shape_only = operands[i].written;
+    operands[i].out = operands[i].written;
+    operands[i].shape_only = operands[i].out;
   }
   Line line = broadcast_line(std::move(operands), row.results);
   line.kernel = LocalKernel::kRandom;

@@ -22,7 +22,8 @@ enum Mode : int {
   kCast, // the same where the dtype stays; linear when a floating result or
          // integers stay exact
   kLinearAtZero, // linear in the first operand when the value that decides is 0
-  kOverwrite // the first operand is written and not read
+  kOverwrite, // the first operand is written and not read
+  kReversed // the first operand comes second in memory order
 };
 
 // Reads: ops, linear (tensor arguments by number), decides, mode, results.
@@ -104,7 +105,7 @@ constexpr Row kRows[] = {
     {.ops = "add{.Scalar,_.Scalar,.Scalar_out}"},
     {.ops = "sub{.Tensor,_.Tensor,.out}", .linear = "01"},
     {.ops = "sub{.Scalar,_.Scalar,.Scalar_out}"},
-    {.ops = "rsub.Tensor", .linear = "01"},
+    {.ops = "rsub.Tensor", .linear = "01", .mode = kReversed},
     {.ops = "rsub.Scalar"},
     {.ops = "mul{.Tensor,_.Tensor,.out}", .linear = "0,1"},
     {.ops = "mul{.Scalar,_.Scalar,.Scalar_out}", .linear = "0"},
@@ -245,6 +246,11 @@ void set_mode(Line& line, const Row& row, const OpCall& call) {
     case kOverwrite:
       line.operands[0].shape_only = true;
       return;
+    case kReversed:
+      line.results[0].strides = iterator_strides(
+          line.results[0].sizes, {line.operands[1].spec, line.operands[0].spec});
+      set_linear(line, row.linear);
+      return;
     default:
       line.any_partial = row.mode == kCopy;
       set_linear(line, row.linear);
@@ -254,7 +260,8 @@ void set_mode(Line& line, const Row& row, const OpCall& call) {
 Line build_pointwise(const Row& row, const OpCall& call) {
   auto operands = operands_of(call);
   for (Operand& operand : operands) {
-    operand.shape_only = operand.written && writes_result(call);
+    operand.out = operand.written && writes_result(call);
+    operand.shape_only = operand.out;
   }
   Line line = broadcast_line(std::move(operands), row.results);
   set_mode(line, row, call);
@@ -271,7 +278,7 @@ Line build_pointwise(const Row& row, const OpCall& call) {
 std::vector<int64_t> common_shape(const std::vector<Operand>& operands) {
   std::vector<int64_t> shape;
   for (const Operand& operand : operands) {
-    if (operand.spec == nullptr || (operand.written && operand.shape_only)) {
+    if (operand.spec == nullptr || operand.out) {
       continue;
     }
     const auto& sizes = operand.spec->sizes;
@@ -310,7 +317,9 @@ Line broadcast_line(std::vector<Operand> operands, int results) {
     if (operand.spec == nullptr) {
       continue;
     }
-    read.push_back(operand.spec);
+    if (!operand.out) {
+      read.push_back(operand.spec);
+    }
     const auto& sizes = operand.spec->sizes;
     for (size_t d = 0; d < sizes.size() && sizes.size() <= shape.size(); ++d) {
       const size_t letter = shape.size() - sizes.size() + d;
@@ -352,7 +361,8 @@ constexpr Row kLocked[] = {
     {.ops = "cummin", .dims = 1, .results = 2},
     {.ops = "sort", .dims = 1, .results = 2},
     {.ops = "sort.stable", .dims = 2, .results = 2},
-    {.ops = "argsort{,.stable}", .dims = 1},
+    {.ops = "argsort", .dims = 1},
+    {.ops = "argsort.stable", .dims = 2},
     {.ops = "flip", .linear = "0", .dims = 1},
     {.ops = "roll", .linear = "0", .dims = 2},
     {.ops = "tril{,_,.out}", .linear = "0"},

@@ -16,7 +16,17 @@ namespace tessera::rules {
 namespace {
 
 // Row::mode.
-enum Mode : int { kSum, kMean, kMax, kMin, kProduct, kNorm, kWholeDims };
+enum Mode : int {
+  kSum,
+  kMean,
+  kMax,
+  kMin,
+  kAny,
+  kAll,
+  kProduct,
+  kNorm,
+  kWholeDims
+};
 
 // Reads: ops, linear, dims and keepdim (arguments; -1: all dims, not kept),
 // decides (a norm's p), mode, results.
@@ -39,10 +49,10 @@ constexpr Row kRows[] = {
     {.ops = "amin{,.out}", .dims = 1, .keepdim = 2, .mode = kMin},
     {.ops = "max", .mode = kMax},
     {.ops = "min", .mode = kMin},
-    {.ops = "any", .mode = kMax},
-    {.ops = "any{.dim,.dims}", .dims = 1, .keepdim = 2, .mode = kMax},
-    {.ops = "all", .mode = kMin},
-    {.ops = "all{.dim,.dims}", .dims = 1, .keepdim = 2, .mode = kMin},
+    {.ops = "any", .mode = kAny},
+    {.ops = "any{.dim,.dims}", .dims = 1, .keepdim = 2, .mode = kAny},
+    {.ops = "all", .mode = kAll},
+    {.ops = "all{.dim,.dims}", .dims = 1, .keepdim = 2, .mode = kAll},
     {.ops = "prod", .mode = kProduct},
     {.ops = "prod.dim_int", .dims = 1, .keepdim = 2, .mode = kProduct},
     {.ops = "linalg_vector_norm",
@@ -134,8 +144,10 @@ std::optional<ReduceOp> combine(const Row& row, const OpCall& call) {
     case kMean:
       return ReduceOp::kSum;
     case kMax:
+    case kAny:
       return ReduceOp::kMax;
     case kMin:
+    case kAll:
       return ReduceOp::kMin;
     case kProduct:
       return ReduceOp::kProduct;
