@@ -81,7 +81,6 @@ OpArg scalar_arg(const c10::IValue& value, bool decides) {
 OpArg plain_arg(
     const c10::Argument& argument, const c10::IValue& value, bool decides) {
   OpArg arg;
-  const auto kind = argument.real_type()->kind();
   if (value.isNone()) {
     return arg;
   }
@@ -112,7 +111,6 @@ OpArg plain_arg(
   } else {
     arg.kind = OpArg::Kind::kOpaque;
   }
-  (void)kind;
   return arg;
 }
 
@@ -181,12 +179,13 @@ at::Tensor combined(const Locals& parts, ReduceOp op) {
 }
 
 bool same(const at::Tensor& a, const at::Tensor& b) {
+  const double tolerance = a.scalar_type() == torch::kFloat ? 1e-5 : 1e-9;
   return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() &&
       torch::allclose(
              a.to(torch::kDouble),
              b.to(torch::kDouble),
-             1e-7,
-             1e-9,
+             tolerance,
+             tolerance,
              /*equal_nan=*/true);
 }
 
@@ -251,7 +250,8 @@ void edit(Stack& stack, const Decision& decision) {
 std::vector<int64_t> dims_arg(const c10::IValue& value, int64_t rank) {
   std::vector<int64_t> dims =
       value.isIntList() ? value.toIntVector() : std::vector<int64_t>();
-  for (int64_t d = 0; dims.empty() && d < rank; ++d) {
+  const bool all = dims.empty();
+  for (int64_t d = 0; all && d < rank; ++d) {
     dims.push_back(d);
   }
   return dims;

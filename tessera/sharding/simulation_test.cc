@@ -492,7 +492,6 @@ TEST(Simulation, ListOperatorsEqualPlainOnes) {
        {two(), two(), squares(), c10::List<at::Scalar>({0.2, 0.3})}},
       {"aten::_foreach_copy_", {two(), two()}},
       {"aten::_foreach_zero_", {two()}},
-      {"aten::_foreach_max", {two()}},
   });
   const auto none = [] { return c10::List<at::Tensor>(); };
   const auto steps = [] { return list({torch::ones({}), torch::ones({})}); };

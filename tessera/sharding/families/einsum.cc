@@ -1,28 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Operators whose dims say everything. The notation of a row:
+// Operators whose dims say everything. The notation of a row has one item per
+// tensor argument in schema order, then one per result; each letter is a dim:
+// mk,kn->mn.
 //
-//   mk,kn->mn    one item per tensor argument in schema order, then one per
-//   result; each letter is a dim M            an upper-case letter is a dim
-//   that stays whole h, g         heads of queries and of keys: one letter of
-//   g's extent; h is a whole multiple of it (grouped queries) and so long in
-//   steps
-//   ...          any number of leading dims, a letter each, the same in all
-//   items
-//   *            the trailing dims that `dims` names (a list argument whose
-//   length counts), all whole
-//   -            as many dims of extent 1 as * has
-//   1            a dim of extent 1
-//   _            whole whatever its rank; as a result: the same on all ranks,
-//   sizes known only from the local result +x           a term of the sum over
-//   contracted letters, broadcast from the right (a bias) ~x broadcast from the
-//   right (a mask) x@y          the result lies in memory in the order of dims
-//   y, outermost first; x@0: in the order of the first operand's dims
+// clang-format off
+//   a     a letter: may be cut
+//   A     stays whole
+//   h, g  heads of queries and of keys: one letter of g's extent, of which a
+//         step is as many dims of h as queries share a key
+//   ...   any number of leading dims, a letter each, the same in all items
+//   *     as many trailing dims as the list argument `dims` is long, all whole
+//   -     as many dims of extent 1 as * has
+//   1     a dim of extent 1
+//   _     whole whatever its rank; a result so marked is the same on all ranks
+//         and only the local result knows its sizes
+//   +x    a term of the sum over contracted letters, broadcast from the right
+//         (a bias)
+//   ~x    broadcast from the right (a mask)
+//   x@y   the result lies in memory in the order of dims y, outermost first;
+//         x@0: in the order of the first operand's dims
+// clang-format on
 //
-// A letter that a result lacks is contracted: the results are sums. An
-// upper-case letter that stands in results only has the extent that the integer
-// argument `dims` gives; where that is no argument, only the local result knows
-// it.
+// A letter that a result lacks is contracted: the results are sums. A letter
+// that stands in results only is as long as the integer argument `dims` says;
+// where that is no integer, only the local result knows.
 #include <fmt/format.h>
 #include <tessera/base/error.h>
 #include <tessera/sharding/families.h>

@@ -248,7 +248,8 @@ void set_mode(Line& line, const Row& row, const OpCall& call) {
       return;
     case kReversed:
       line.results[0].strides = iterator_strides(
-          line.results[0].sizes, {line.operands[1].spec, line.operands[0].spec});
+          line.results[0].sizes,
+          {line.operands[1].spec, line.operands[0].spec});
       set_linear(line, row.linear);
       return;
     default:

@@ -18,7 +18,6 @@ enum Mode : int {
   kPointwise,
   kCopy, // copy_: the first list is not read
   kNorm,
-  kMaximum,
   kFused // an optimizer's update; its gradients (list 1) are written only to
          // unscale them
 };
@@ -64,7 +63,6 @@ constexpr Row kRows[] = {
     {.ops = "_foreach_log10{,_}"},
     {.ops = "_foreach_log1p{,_}"},
     {.ops = "_foreach_log2{,_}"},
-    {.ops = "_foreach_max", .mode = kMaximum},
     {.ops = "_foreach_maximum{.Scalar,_.Scalar,.List,_.List,.ScalarList,_."
             "ScalarList}"},
     {.ops = "_foreach_minimum{.Scalar,_.Scalar,.List,_.List,.ScalarList,_."
@@ -124,26 +122,19 @@ bool unscales_gradients(const OpCall& call) {
       call.args[call.args.size() - 2].tensor != nullptr;
 }
 
-Line reduce_all(
-    const Row& row, const OpCall& call, std::vector<Operand> operands) {
+Line norm(const Row& row, const OpCall& call, std::vector<Operand> operands) {
   const std::vector<bool> reduced(operands[0].dims.size(), true);
-  const auto op = row.mode == kMaximum
-      ? std::optional(ReduceOp::kMax)
-      : norm_reduction(call.args[static_cast<size_t>(row.decides)]);
+  const auto op = norm_reduction(call.args[static_cast<size_t>(row.decides)]);
   Line line = reduce_line(std::move(operands), reduced, false, op, 1);
-  if (row.mode == kNorm) {
-    finish_norm(line);
-    line.kernel = LocalKernel::kNorm; // for all elements alike, cut or not
-  } else {
-    line.kernel = LocalKernel::kExtremum;
-  }
+  finish_norm(line);
+  line.kernel = LocalKernel::kNorm; // for all elements alike, cut or not
   return line;
 }
 
 Line element(
     const Row& row, const OpCall& call, std::vector<Operand> operands) {
-  if (row.mode == kNorm || row.mode == kMaximum) {
-    return reduce_all(row, call, std::move(operands));
+  if (row.mode == kNorm) {
+    return norm(row, call, std::move(operands));
   }
   if (row.mode == kFused && operands.size() > 1) {
     operands[1].written = operands[1].written && unscales_gradients(call);
