@@ -49,10 +49,9 @@ TEST(ShardedErrors, ListTheAxesOfTheMesh) {
 }
 
 TEST(ShardedErrors, PointPlainParametersToBuild) {
-  const auto message = usage_error([](const at::Tensor& /*param*/) {
-    shard_optimizer(
-        torch::optim::AdamW({testing::leaf(torch::ones(3))}),
-        ShardingStage1("dp"));
+  const auto message = usage_error([](const at::Tensor& param) {
+    const at::Tensor plain = testing::leaf(torch::ones(3));
+    shard_optimizer(torch::optim::AdamW({param, plain}), ShardingStage1("dp"));
   });
   EXPECT_THAT(message, AllOf(HasSubstr("plain"), HasSubstr("build")));
 }

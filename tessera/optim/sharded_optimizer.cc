@@ -95,19 +95,20 @@ int64_t find_axis(const DeviceMesh& mesh, const std::string& name) {
   return found == axes.end() ? -1 : found - axes.begin();
 }
 
+// Every parameter is distributed, and at least one mesh has the axis.
 void require_axis(const ParamGroups& groups, const std::string& name) {
-  const DeviceMesh* last = nullptr;
+  const DeviceMesh* without = nullptr;
+  bool found = false;
   for (const OptimizerParamGroup& group : groups) {
     for (const at::Tensor& param : group.params()) {
       require_distributed(param, "parameter");
-      last = &spec_of(param)->mesh;
-      if (find_axis(*last, name) >= 0) {
-        return;
-      }
+      const DeviceMesh& mesh = spec_of(param)->mesh;
+      found = found || find_axis(mesh, name) >= 0;
+      without = &mesh;
     }
   }
-  if (last != nullptr) {
-    last->axis_index(name); // throws and lists the axes
+  if (!found && without != nullptr) {
+    without->axis_index(name); // throws and lists the axes
   }
 }
 

@@ -213,6 +213,31 @@ TEST(ShardedOptimizer, TrainsLikeOneOverBothAxesOfAMesh) {
   }
 }
 
+// There the cost model turns a reduce_scatter into an all_reduce and a cut.
+TEST(ShardedOptimizer, TrainsLikeOneOverGloo) {
+  const Model model = testing::uneven_mlp();
+  const at::Tensor batch = random_batch(11, 10);
+  for (const int64_t ranks : {2, 3}) {
+    for (const GradientSync sync : kModes) {
+      const Training training{Rule::kAdamW, sync, 1.0};
+      const Tensors plain = testing::train_plain(model, batch, training);
+      const auto train = [&](World world) {
+        const DeviceMesh mesh = make_mesh(world, {{"dp", world.size()}});
+        const auto placements = all_params(model, {Replicate()});
+        const Tensors sharded = testing::train_sharded(
+            model, batch, mesh, placements, {Shard(0)}, "dp", training);
+        expect_like_one_rank(
+            world,
+            sharded,
+            plain,
+            "gloo, " + std::to_string(ranks) + " ranks " +
+                testing::name_of(sync));
+      };
+      run_ranks(ranks, train, {.backend = "gloo"});
+    }
+  }
+}
+
 TEST(ShardedOptimizer, StepsABuiltModule) {
   const at::Tensor batch = random_batch(8, 6);
   for (const GradientSync sync : kModes) {

@@ -289,6 +289,51 @@ TEST(ShardedStep, AllReduceModeMovesEachGradientOnce) {
   });
 }
 
+// What nobody cares for costs a reduction per read. The norm is not linear, so
+// it reads an all-reduced gradient; scaling is, so it leaves it Partial; the
+// fused update reads it again and wants it where the state lives. One parameter
+// more comes back than is needed: the operator's schema says that it writes its
+// gradients, so these return to where they were.
+TEST(ShardedStep, ImplicitModeReducesAtEachRead) {
+  for (const int64_t ranks : {2, 3, 4}) {
+    run_ranks(ranks, [](World world) {
+      auto [params, optimizer, bytes] =
+          optimized(world, GradientSync::kImplicit);
+      const int64_t single = std::ssize(kShapes) - kShardable;
+      const Record& record = world.record();
+      world.record().reset();
+      optimizer->clip_grad_norm(1.0);
+      EXPECT_EQ(record.count(CollectiveKind::kAllReduce), std::ssize(kShapes));
+      EXPECT_EQ(record.bytes(CollectiveKind::kAllReduce), bytes + 4 * single);
+      EXPECT_EQ(record.total_count(), std::ssize(kShapes));
+      world.record().reset();
+      optimizer->step();
+      EXPECT_EQ(record.count(CollectiveKind::kReduceScatter), kShardable);
+      EXPECT_EQ(record.bytes(CollectiveKind::kReduceScatter), bytes);
+      EXPECT_EQ(record.count(CollectiveKind::kAllReduce), single);
+      EXPECT_EQ(record.count(CollectiveKind::kAllGather), 2 * kShardable);
+    });
+  }
+}
+
+// Whichever collectives the cost model takes, placements and values are the
+// same.
+TEST(ShardedStep, PlacesGradientsOverGlooAsOverSharedMemory) {
+  const auto step = [](World world) {
+    auto [params, optimizer, bytes] =
+        optimized(world, GradientSync::kReduceScatter);
+    optimizer->step();
+    const std::vector<std::string> expected = {
+        "[S0]", "[S0]", "[S0]", "[S1]", "[R]", "[R]"};
+    for (size_t i = 0; i < params.size(); ++i) {
+      const at::Tensor reduced = optimizer->reduced_gradient(params[i]);
+      EXPECT_EQ(str(placements_of(reduced)), expected[i]);
+      EXPECT_TRUE(full_tensor(reduced).equal(full_tensor(params[i].grad())));
+    }
+  };
+  run_ranks(3, step, {.backend = "gloo"});
+}
+
 TEST(ShardedStep, HoldsItsShareOfTheStates) {
   for (const int64_t ranks : {1, 2, 3, 4}) {
     run_ranks(ranks, [](World world) {
