@@ -31,10 +31,10 @@ at::Tensor labels(at::IntArrayRef sizes, int64_t classes, int64_t ignored) {
   return ignored < 0 ? result.masked_fill(result == 1, ignored) : result;
 }
 
-// A plain tensor beside distributed ones counts as replicated.
-const std::vector<Operator>& operators() {
-  namespace F = torch::nn::functional;
-  static const std::vector<Operator> all = {
+using Operators = std::vector<Operator>;
+
+Operators arithmetic_operators() {
+  return {
       {"add", {{5, 3}, {5, 3}}, [](const Tensors& t) { return t[0] + t[1]; }},
       {"add broadcast",
        {{5, 3}, {3}},
@@ -52,6 +52,11 @@ const std::vector<Operator>& operators() {
       {"square", {{5, 3}}, [](const Tensors& t) { return t[0] * t[0]; }},
       {"div", {{5, 3}, {5, 3}}, [](const Tensors& t) { return t[0] / t[1]; }},
       {"pow", {{5, 3}}, [](const Tensors& t) { return t[0].pow(3); }},
+  };
+}
+
+Operators unary_operators() {
+  return {
       {"rsqrt", {{5, 3}}, [](const Tensors& t) { return t[0].rsqrt(); }},
       {"silu", {{5, 3}}, [](const Tensors& t) { return torch::silu(t[0]); }},
       {"gelu", {{5, 3}}, [](const Tensors& t) { return torch::gelu(t[0]); }},
@@ -82,6 +87,28 @@ const std::vector<Operator>& operators() {
       {"lerp",
        {{5, 3}, {5, 3}},
        [](const Tensors& t) { return t[0].lerp(t[1], 0.3); }},
+      {"to double",
+       {{5, 3}},
+       [](const Tensors& t) { return t[0].to(torch::kDouble) * 2; }},
+      {"clone",
+       {{5, 3}},
+       [](const Tensors& t) { return t[0].clone().t().clone() * 2; }},
+      {"plain operand",
+       {{5, 3}},
+       [](const Tensors& t) {
+         return t[0] * torch::arange(3) + torch::ones({5, 1});
+       }},
+      {"foreach",
+       {{5, 3}, {4}},
+       [](const Tensors& t) {
+         const Tensors r = at::_foreach_mul(at::_foreach_add(t, 1), t);
+         return r[0].sum() + r[1].sum();
+       }},
+  };
+}
+
+Operators product_operators() {
+  return {
       {"mm", {{5, 3}, {3, 4}}, [](const Tensors& t) { return t[0].mm(t[1]); }},
       {"addmm",
        {{4}, {5, 3}, {3, 4}},
@@ -106,6 +133,26 @@ const std::vector<Operator>& operators() {
        [](const Tensors& t) { return torch::linear(t[0], t[1], t[2]); }},
       {"mv", {{5, 3}, {3}}, [](const Tensors& t) { return t[0].mv(t[1]); }},
       {"dot", {{5}, {5}}, [](const Tensors& t) { return t[0].dot(t[1]); }},
+      {"attention",
+       {{2, 3, 5, 4}, {2, 3, 5, 4}, {2, 3, 5, 4}},
+       [](const Tensors& t) {
+         return torch::scaled_dot_product_attention(
+             t[0], t[1], t[2], {}, 0, true);
+       }},
+      {"attention masked",
+       {{2, 3, 5, 4}, {2, 3, 6, 4}},
+       [](const Tensors& t) {
+         return torch::scaled_dot_product_attention(
+             t[0], t[1], t[1], torch::ones({5, 6}).triu() * -2);
+       }},
+      {"conv",
+       {{3, 2, 6}, {4, 2, 3}},
+       [](const Tensors& t) { return torch::conv1d(t[0], t[1]); }},
+  };
+}
+
+Operators view_operators() {
+  return {
       {"view",
        {{6, 4}},
        [](const Tensors& t) {
@@ -164,6 +211,26 @@ const std::vector<Operator>& operators() {
        [](const Tensors& t) {
          return torch::stack({t[0], t[1]}, 1) * 2;
        }},
+      {"embedding",
+       {{7, 4}},
+       [](const Tensors& t) {
+         return torch::embedding(t[0], labels({3, 5}, 7, 0));
+       }},
+      {"index",
+       {{5, 3}},
+       [](const Tensors& t) {
+         return t[0].index({torch::tensor({0, 2, 2})});
+       }},
+      {"gather",
+       {{5, 3}},
+       [](const Tensors& t) {
+         return t[0].gather(0, labels({4, 3}, 5, 0));
+       }},
+  };
+}
+
+Operators reduction_operators() {
+  return {
       {"sum", {{5, 3}}, [](const Tensors& t) { return t[0].sum() * 2; }},
       {"sum dim",
        {{5, 3, 2}},
@@ -203,6 +270,19 @@ const std::vector<Operator>& operators() {
       {"log_softmax",
        {{5, 3}},
        [](const Tensors& t) { return t[0].log_softmax(1); }},
+      {"layer_norm",
+       {{2, 5, 4}, {4}, {4}},
+       [](const Tensors& t) {
+         return torch::layer_norm(t[0], {4}, t[1], t[2]);
+       }},
+      {"rms_norm",
+       {{2, 5, 4}, {4}},
+       [](const Tensors& t) { return torch::rms_norm(t[0], {4}, t[1], 1e-5); }},
+  };
+}
+
+Operators loss_operators() {
+  return {
       {"cross entropy",
        {{6, 4}},
        [](const Tensors& t) {
@@ -240,62 +320,24 @@ const std::vector<Operator>& operators() {
        [](const Tensors& t) {
          return torch::binary_cross_entropy_with_logits(t[0], t[1].detach());
        }},
-      {"embedding",
-       {{7, 4}},
-       [](const Tensors& t) {
-         return torch::embedding(t[0], labels({3, 5}, 7, 0));
-       }},
-      {"layer_norm",
-       {{2, 5, 4}, {4}, {4}},
-       [](const Tensors& t) {
-         return torch::layer_norm(t[0], {4}, t[1], t[2]);
-       }},
-      {"rms_norm",
-       {{2, 5, 4}, {4}},
-       [](const Tensors& t) { return torch::rms_norm(t[0], {4}, t[1], 1e-5); }},
-      {"attention",
-       {{2, 3, 5, 4}, {2, 3, 5, 4}, {2, 3, 5, 4}},
-       [](const Tensors& t) {
-         return torch::scaled_dot_product_attention(
-             t[0], t[1], t[2], {}, 0, true);
-       }},
-      {"attention masked",
-       {{2, 3, 5, 4}, {2, 3, 6, 4}},
-       [](const Tensors& t) {
-         return torch::scaled_dot_product_attention(
-             t[0], t[1], t[1], torch::ones({5, 6}).triu() * -2);
-       }},
-      {"to double",
-       {{5, 3}},
-       [](const Tensors& t) { return t[0].to(torch::kDouble) * 2; }},
-      {"clone",
-       {{5, 3}},
-       [](const Tensors& t) { return t[0].clone().t().clone() * 2; }},
-      {"index",
-       {{5, 3}},
-       [](const Tensors& t) {
-         return t[0].index({torch::tensor({0, 2, 2})});
-       }},
-      {"gather",
-       {{5, 3}},
-       [](const Tensors& t) {
-         return t[0].gather(0, labels({4, 3}, 5, 0));
-       }},
-      {"conv",
-       {{3, 2, 6}, {4, 2, 3}},
-       [](const Tensors& t) { return torch::conv1d(t[0], t[1]); }},
-      {"plain operand",
-       {{5, 3}},
-       [](const Tensors& t) {
-         return t[0] * torch::arange(3) + torch::ones({5, 1});
-       }},
-      {"foreach",
-       {{5, 3}, {4}},
-       [](const Tensors& t) {
-         const Tensors r = at::_foreach_mul(at::_foreach_add(t, 1), t);
-         return r[0].sum() + r[1].sum();
-       }},
   };
+}
+
+// A plain tensor beside distributed ones counts as replicated.
+const Operators& operators() {
+  static const Operators all = [] {
+    Operators result;
+    for (const Operators& part :
+         {arithmetic_operators(),
+          unary_operators(),
+          product_operators(),
+          view_operators(),
+          reduction_operators(),
+          loss_operators()}) {
+      result.insert(result.end(), part.begin(), part.end());
+    }
+    return result;
+  }();
   return all;
 }
 
