@@ -9,9 +9,9 @@
 // is left to compute runs when they have arrived (gloo_progress.h):
 //   all_gather, all_to_all, barrier: one exchange.
 //   reduce_scatter: one exchange of the parts, then each reduces its own.
-//   all_reduce of two ranks, or of little data: one exchange of everything,
-//     then each reduces everything. Else a reduce_scatter and an all_gather,
-//     which moves 2 (n-1)/n of the data per rank instead of n-1.
+//   all_reduce of little data: one exchange of everything, then each reduces
+//     everything. Else a reduce_scatter and an all_gather, which moves
+//     2 (n-1)/n of the data per rank instead of n-1.
 //   broadcast: direct for two ranks, else gloo's tree.
 // Reductions go in the order of the ranks, so that all have the same bits, and
 // know bfloat16 and float16, which gloo would reduce in half precision.
@@ -33,7 +33,10 @@ namespace tessera {
 namespace {
 
 constexpr int kFirstTag = 1 << 30; // tags of collectives lie above the users'
-constexpr int64_t kWholeBytes = 64 << 10; // all_reduce in one exchange
+// all_reduce in one exchange up to here; two ranks move no less by parts, but
+// reduce and buffer half as much.
+constexpr int64_t kWholeBytes = 64 << 10;
+constexpr int64_t kWholeBytesOfTwo = 512 << 10;
 
 using Tensors = std::vector<at::Tensor>;
 
@@ -213,7 +216,8 @@ void GlooCollectives::reduce(
 }
 
 WorkPtr GlooCollectives::all_reduce(const at::Tensor& tensor, ReduceOp op) {
-  if (size_ > 2 && static_cast<int64_t>(tensor.nbytes()) > kWholeBytes) {
+  const int64_t limit = size_ == 2 ? kWholeBytesOfTwo : kWholeBytes;
+  if (static_cast<int64_t>(tensor.nbytes()) > limit) {
     return all_reduce_by_parts(tensor, op);
   }
   Tensors takes = scratch(tensor, tensor.numel());

@@ -85,9 +85,10 @@ void GlooProgress::run() {
       }
       work = works_.front();
     }
+    bool done = true;
     std::exception_ptr failure;
     try {
-      carry(*work);
+      done = advance(*work);
     } catch (const Error&) {
       failure = std::current_exception();
     } catch (const std::exception& error) {
@@ -97,6 +98,10 @@ void GlooProgress::run() {
     {
       const std::scoped_lock lock(mutex_);
       works_.pop_front();
+      if (!done) {
+        works_.push_back(std::move(work));
+        continue;
+      }
       work->transfers_.clear();
       work->stages_.clear(); // lets go of the tensors
     }
@@ -104,16 +109,17 @@ void GlooProgress::run() {
   }
 }
 
-void GlooProgress::carry(GlooWork& work) {
+// Waits for the transfers of the running stage and starts the next one.
+// Returns whether nothing is left to wait for.
+bool GlooProgress::advance(GlooWork& work) {
   wait_for_transfers(work);
-  for (std::size_t stage = 1; stage < work.stages_.size(); ++stage) {
-    auto transfers = work.stages_[stage]();
-    {
-      const std::scoped_lock lock(mutex_);
-      work.transfers_ = std::move(transfers);
-    }
-    wait_for_transfers(work);
+  if (work.next_stage_ == work.stages_.size()) {
+    return true;
   }
+  auto transfers = work.stages_[work.next_stage_++]();
+  const std::scoped_lock lock(mutex_);
+  work.transfers_ = std::move(transfers);
+  return work.transfers_.empty() && work.next_stage_ == work.stages_.size();
 }
 
 void GlooProgress::wait_for_transfers(GlooWork& work) {

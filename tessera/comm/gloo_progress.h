@@ -29,12 +29,19 @@ class GlooWork : public c10d::Work {
 
   std::string where_;
   std::vector<Stage> stages_;
+  std::size_t next_stage_ = 1;
   std::vector<WorkPtr> transfers_; // of the running stage
 };
 
-// A thread that carries collectives through their stages, in the order of
-// their calls, so that none waits for its caller. As all ranks call in one
-// order, no rank's thread waits for what another's will only do later.
+// A thread that carries collectives through their stages, so that none waits
+// for its caller. Works queue in the order of their calls; one that has started
+// another stage queues again behind the others, so that transfers of many are
+// under way at once.
+//
+// Ranks cannot wait for each other in a circle, as long as all call in one
+// order: a rank that waits for the first stage of a work has started every
+// stage that earlier works can be waiting for, and the same holds where it
+// waits for a later stage, because it has got past that work's first one.
 class GlooProgress {
  public:
   explicit GlooProgress(std::chrono::milliseconds timeout);
@@ -51,7 +58,7 @@ class GlooProgress {
 
  private:
   void run();
-  void carry(GlooWork& work);
+  bool advance(GlooWork& work);
   void wait_for_transfers(GlooWork& work);
 
   std::chrono::milliseconds timeout_;
