@@ -211,6 +211,11 @@ Operators view_operators() {
        [](const Tensors& t) {
          return torch::stack({t[0], t[1]}, 1) * 2;
        }},
+  };
+}
+
+Operators lookup_operators() {
+  return {
       {"embedding",
        {{7, 4}},
        [](const Tensors& t) {
@@ -332,6 +337,7 @@ const Operators& operators() {
           unary_operators(),
           product_operators(),
           view_operators(),
+          lookup_operators(),
           reduction_operators(),
           loss_operators()}) {
       result.insert(result.end(), part.begin(), part.end());
