@@ -2,15 +2,13 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <gtest/gtest.h>
 #include <tessera/sharding/simulation.h>
+#include <tessera/sharding/simulation_kernels.h>
+#include <tessera/sharding/simulation_ranks.h>
 
-#include <cmath>
-#include <limits>
+#include <algorithm>
 
 namespace tessera::simulation {
 namespace {
-
-using Stack = std::vector<c10::IValue>;
-using Locals = std::vector<at::Tensor>; // of all ranks, row-major
 
 c10::OperatorHandle find(const std::string& op) {
   const size_t dot = op.find('.');
@@ -114,113 +112,6 @@ OpArg plain_arg(
   return arg;
 }
 
-// Contributions of n ranks that reduce to the value.
-Locals contributions(const at::Tensor& value, ReduceOp op, int64_t n) {
-  Locals parts;
-  at::Tensor rest = op == ReduceOp::kAvg ? value * n : value.clone();
-  for (int64_t i = 1; i < n; ++i) {
-    at::Tensor part = value.clone();
-    if (op == ReduceOp::kSum || op == ReduceOp::kAvg) {
-      part = torch::randint(-3, 4, value.sizes()).to(value.scalar_type());
-      rest = rest - part;
-    } else if (op == ReduceOp::kProduct) {
-      part.fill_(2);
-      rest = rest / 2;
-    }
-    parts.push_back(part);
-  }
-  parts.push_back(rest);
-  return parts;
-}
-
-// What each rank holds of a value.
-Locals cut(
-    const DeviceMesh& mesh,
-    const Placements& placements,
-    const at::Tensor& value,
-    int64_t axis = 0) {
-  if (axis == mesh.ndim()) {
-    return {value.clone()};
-  }
-  const Placement& placement = placements[static_cast<size_t>(axis)];
-  const int64_t n = mesh.size(axis);
-  Locals parts(static_cast<size_t>(n), value);
-  if (placement.is_partial()) {
-    parts = contributions(value, placement.op(), n);
-  }
-  Locals all;
-  for (int64_t i = 0; i < n; ++i) {
-    at::Tensor part = parts[static_cast<size_t>(i)];
-    if (placement.is_shard()) {
-      const Chunk range =
-          chunk(part.size(placement.dim()), placement.unit(), n, i);
-      part = part.narrow(placement.dim(), range.offset, range.size);
-    }
-    const Locals inner = cut(mesh, placements, part, axis + 1);
-    all.insert(all.end(), inner.begin(), inner.end());
-  }
-  return all;
-}
-
-at::Tensor combined(const Locals& parts, ReduceOp op) {
-  const at::Tensor all = torch::stack(parts);
-  switch (op) {
-    case ReduceOp::kSum:
-      return all.sum(0, false, all.scalar_type());
-    case ReduceOp::kAvg:
-      return all.mean(0);
-    case ReduceOp::kMax:
-      return all.amax(0);
-    case ReduceOp::kMin:
-      return all.amin(0);
-    default:
-      return all.prod(0, false, all.scalar_type());
-  }
-}
-
-bool same(const at::Tensor& a, const at::Tensor& b) {
-  const double tolerance = a.scalar_type() == torch::kFloat ? 1e-5 : 1e-9;
-  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() &&
-      torch::allclose(
-             a.to(torch::kDouble),
-             b.to(torch::kDouble),
-             tolerance,
-             tolerance,
-             /*equal_nan=*/true);
-}
-
-// The value that the ranks' tensors make up.
-at::Tensor assemble(
-    const DeviceMesh& mesh,
-    const Placements& placements,
-    const Locals& locals,
-    int64_t axis = 0) {
-  if (axis == mesh.ndim()) {
-    return locals[0];
-  }
-  const int64_t n = mesh.size(axis);
-  const auto stride = static_cast<int64_t>(locals.size()) / n;
-  Locals parts;
-  for (int64_t i = 0; i < n; ++i) {
-    const auto begin = locals.begin() + i * stride;
-    parts.push_back(
-        assemble(mesh, placements, Locals(begin, begin + stride), axis + 1));
-  }
-  const Placement& placement = placements[static_cast<size_t>(axis)];
-  if (placement.is_shard()) {
-    return torch::cat(parts, placement.dim());
-  }
-  if (placement.is_partial()) {
-    return combined(parts, placement.op());
-  }
-  for (const at::Tensor& part : parts) {
-    EXPECT_TRUE(same(part, parts[0])) << "replicas differ:\n"
-                                      << part << "\n"
-                                      << parts[0];
-  }
-  return parts[0];
-}
-
 void flatten(const c10::IValue& value, Locals& out) {
   if (value.isTensor()) {
     out.push_back(value.toTensor());
@@ -247,91 +138,9 @@ void edit(Stack& stack, const Decision& decision) {
   }
 }
 
-std::vector<int64_t> dims_arg(const c10::IValue& value, int64_t rank) {
-  std::vector<int64_t> dims =
-      value.isIntList() ? value.toIntVector() : std::vector<int64_t>();
-  const bool all = dims.empty();
-  for (int64_t d = 0; all && d < rank; ++d) {
-    dims.push_back(d);
-  }
-  return dims;
-}
-
-// A reduction that a dims argument and keepdim at these positions rule; -1:
-// over all.
-template <typename Fn>
-at::Tensor reduce(const Stack& stack, size_t dims, Fn&& fn) {
-  const at::Tensor x = stack[0].toTensor();
-  if (stack.size() <= dims + 1) {
-    std::vector<int64_t> all;
-    for (int64_t d = 0; d < x.dim(); ++d) {
-      all.push_back(d);
-    }
-    return fn(x, all, false);
-  }
-  return fn(x, dims_arg(stack[dims], x.dim()), stack[dims + 1].toBool());
-}
-
-at::Tensor extremum(const std::string& op, const Stack& stack) {
-  const bool largest = op.find("max") != std::string::npos ||
-      op.find("any") != std::string::npos;
-  return reduce(
-      stack, 1, [&](const at::Tensor& x, std::vector<int64_t> dims, bool keep) {
-        if (x.numel() == 0) {
-          const double infinity = std::numeric_limits<double>::infinity();
-          const at::Tensor shape = x.to(torch::kDouble).sum(dims, keep);
-          const bool boolean = x.scalar_type() == torch::kBool;
-          const double identity = boolean ? (largest ? 0 : 1)
-              : largest                   ? -infinity
-                                          : infinity;
-          return torch::full_like(shape, identity).to(x.scalar_type());
-        }
-        return largest ? x.amax(dims, keep) : x.amin(dims, keep);
-      });
-}
-
-at::Tensor powers(const std::string& op, const Stack& stack) {
-  const double p = stack[1].isNone() ? 2 : stack[1].toScalar().toDouble();
-  const size_t dims = op.find("_foreach") != std::string::npos ? 100 : 2;
-  return reduce(
-      stack,
-      dims,
-      [&](const at::Tensor& x, std::vector<int64_t> over, bool keep) {
-        if (std::isinf(p)) {
-          return extremum(
-              p > 0 ? "max" : "min", {x.abs(), c10::IValue(over), keep});
-        }
-        return p == 0 ? (x != 0).to(x.scalar_type()).sum(over, keep)
-                      : x.abs().pow(p).sum(over, keep);
-      });
-}
-
-at::Tensor root(const Stack& stack, const at::Tensor& powers_sum) {
-  const double p = stack[1].isNone() ? 2 : stack[1].toScalar().toDouble();
-  return std::isinf(p) || p == 0 ? powers_sum : powers_sum.pow(1 / p);
-}
-
 Locals run_op(const PlainCall& call, Stack stack) {
   find(call.op).callBoxed(stack);
   return results_of(stack);
-}
-
-Locals run_mean(const Stack& stack, int64_t count) {
-  return {reduce(
-      stack, 1, [&](const at::Tensor& x, std::vector<int64_t> dims, bool keep) {
-        return x.sum(dims, keep) / count;
-      })};
-}
-
-Locals run_norms(const PlainCall& call, const Stack& stack) {
-  if (!stack[0].isTensorList()) {
-    return {powers(call.op, stack)};
-  }
-  Locals out;
-  for (const at::Tensor& x : stack[0].toTensorVector()) {
-    out.push_back(powers(call.op, {x, stack[1]}));
-  }
-  return out;
 }
 
 Locals run_local(
@@ -342,7 +151,7 @@ Locals run_local(
   edit(stack, decision);
   switch (decision.kernel) {
     case LocalKernel::kMean:
-      return run_mean(stack, decision.numbers.at(0));
+      return {global_mean(stack, decision.numbers.at(0))};
     case LocalKernel::kDivide: {
       Locals out = run_op(call, stack);
       return {out[0] / decision.numbers.at(0)};
@@ -352,7 +161,7 @@ Locals run_local(
     case LocalKernel::kExtremum:
       return {extremum(call.op, stack)};
     case LocalKernel::kNorm:
-      return run_norms(call, stack);
+      return powers(call.op, stack);
     case LocalKernel::kNllLoss:
       stack[3] = 2;
       return run_op(call, stack);
@@ -501,6 +310,97 @@ OpCall seen(
   return out;
 }
 
+namespace {
+
+// The plain call's results, and its tensors afterwards.
+struct Plain {
+  Locals results;
+  Locals tensors;
+};
+
+Plain run_plain(const PlainCall& call, Stack stack) {
+  visit_tensors(call, stack, [](at::Tensor& tensor, bool written) {
+    tensor = written && tensor.defined() ? tensor.clone() : tensor;
+  });
+  const Locals tensors = tensors_of(call, stack);
+  return {run_op(call, std::move(stack)), tensors};
+}
+
+// What every rank holds of each tensor as the decision wants it; empty for
+// absent ones.
+std::vector<Locals> cut_inputs(
+    const DeviceMesh& mesh, const Decision& decision, const Locals& tensors) {
+  std::vector<Locals> pieces(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].defined()) {
+      pieces[i] = cut(mesh, decision.inputs.at(i)->placements, tensors[i]);
+    }
+  }
+  return pieces;
+}
+
+Locals run_rank(
+    const PlainCall& call,
+    const DeviceMesh& mesh,
+    const Decision& decision,
+    const std::vector<Locals>& pieces,
+    size_t rank,
+    const Locals& expected) {
+  Stack local = full_stack(call);
+  size_t next = 0;
+  visit_tensors(call, local, [&](at::Tensor& tensor, bool /*written*/) {
+    tensor = pieces[next].empty() ? at::Tensor() : pieces[next][rank];
+    ++next;
+  });
+  return run_local(
+      call, local, decision, output_specs(mesh, decision, expected));
+}
+
+void check_results(
+    const DeviceMesh& mesh,
+    const Decision& decision,
+    const Stack& stack,
+    const std::vector<Locals>& by_rank,
+    const Locals& expected) {
+  Locals values;
+  for (size_t r = 0; r < decision.outputs.size(); ++r) {
+    Locals parts;
+    for (const Locals& results : by_rank) {
+      parts.push_back(results.at(r));
+    }
+    values.push_back(
+        parts[0].defined() ? assemble(mesh, decision.outputs[r].raw, parts)
+                           : at::Tensor());
+  }
+  values = finish(decision, stack, values);
+  for (size_t r = 0; r < values.size(); ++r) {
+    if (values[r].defined()) {
+      EXPECT_TRUE(same(values[r], expected[r])) << "result " << r << ": got\n"
+                                                << values[r] << "\nexpected\n"
+                                                << expected[r];
+      check_shape(decision.outputs[r], expected[r]);
+    }
+  }
+}
+
+void check_written(
+    const DeviceMesh& mesh,
+    const Decision& decision,
+    const std::vector<Locals>& pieces,
+    const Locals& expected) {
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (!pieces[i].empty() && decision.written.at(i) != nullptr) {
+      const at::Tensor value =
+          assemble(mesh, decision.written[i]->placements, pieces[i]);
+      EXPECT_TRUE(same(value, expected[i])) << "argument " << i << ": got\n"
+                                            << value << "\nexpected\n"
+                                            << expected[i];
+    }
+  }
+}
+
+} // namespace
+
 Decision check(
     const PlainCall& call,
     const std::vector<Axis>& axes,
@@ -514,66 +414,16 @@ Decision check(
   const Decision& first = decisions[0];
   SCOPED_TRACE(
       call.op + " of " + text(first.inputs) + " -> " + raw_text(first));
-
-  // The plain call on copies, whose written arguments are looked at afterwards.
   Stack stack = full_stack(call);
-  const Locals before = tensors_of(call, stack);
-  visit_tensors(call, stack, [](at::Tensor& tensor, bool written) {
-    tensor = written && tensor.defined() ? tensor.clone() : tensor;
-  });
-  const Locals plain_inputs = tensors_of(call, stack);
-  const Locals expected = run_op(call, stack);
-
-  // All ranks' inputs, then their local calls.
-  std::vector<Locals> pieces(before.size());
-  for (size_t i = 0; i < before.size(); ++i) {
-    if (before[i].defined()) {
-      pieces[i] = cut(meshes[0], first.inputs.at(i)->placements, before[i]);
-    }
-  }
-  std::vector<Locals> outputs(decisions[0].outputs.size());
+  const Plain plain = run_plain(call, stack);
+  const auto pieces = cut_inputs(meshes[0], first, tensors_of(call, stack));
+  std::vector<Locals> by_rank;
   for (size_t rank = 0; rank < meshes.size(); ++rank) {
-    Stack local = full_stack(call);
-    size_t next = 0;
-    visit_tensors(call, local, [&](at::Tensor& tensor, bool /*written*/) {
-      tensor = pieces[next].empty() ? at::Tensor() : pieces[next][rank];
-      ++next;
-    });
-    const Locals results = run_local(
-        call,
-        local,
-        decisions[rank],
-        output_specs(meshes[rank], decisions[rank], expected));
-    for (size_t r = 0; r < outputs.size(); ++r) {
-      outputs[r].push_back(results.at(r));
-    }
+    by_rank.push_back(run_rank(
+        call, meshes[rank], decisions[rank], pieces, rank, plain.results));
   }
-
-  Locals values;
-  for (size_t r = 0; r < outputs.size(); ++r) {
-    values.push_back(
-        outputs[r][0].defined()
-            ? assemble(meshes[0], first.outputs[r].raw, outputs[r])
-            : at::Tensor());
-  }
-  values = finish(first, stack, values);
-  for (size_t r = 0; r < values.size(); ++r) {
-    if (values[r].defined()) {
-      EXPECT_TRUE(same(values[r], expected[r])) << "result " << r << ": got\n"
-                                                << values[r] << "\nexpected\n"
-                                                << expected[r];
-      check_shape(first.outputs[r], expected[r]);
-    }
-  }
-  for (size_t i = 0; i < before.size(); ++i) {
-    if (before[i].defined() && first.written.at(i) != nullptr) {
-      const at::Tensor value =
-          assemble(meshes[0], first.written[i]->placements, pieces[i]);
-      EXPECT_TRUE(same(value, plain_inputs[i])) << "argument " << i << ": got\n"
-                                                << value << "\nexpected\n"
-                                                << plain_inputs[i];
-    }
-  }
+  check_results(meshes[0], first, stack, by_rank, plain.results);
+  check_written(meshes[0], first, pieces, plain.tensors);
   return first;
 }
 
