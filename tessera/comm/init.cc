@@ -107,7 +107,7 @@ void place(WorldSetup& setup) {
   const auto key = [](int64_t rank) { return fmt::format("machine/{}", rank); };
   const std::string own = machine_identity();
   setup.store->set(key(setup.rank), own);
-  meet_at_store(*setup.store, setup.rank, setup.size, setup.timeout);
+  meet_at_store(*setup.store, "init", setup.rank, setup.size, setup.timeout);
   int64_t before = 0;
   for (int64_t peer = 0; peer < setup.size; ++peer) {
     const bool same = setup.store->get_to_str(key(peer)) == own;

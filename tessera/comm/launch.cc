@@ -12,12 +12,12 @@
 #include <tessera/base/error.h>
 #include <tessera/comm/launch.h>
 #include <tessera/comm/launch_output.h>
+#include <tessera/comm/launch_signals.h>
 #include <tessera/comm/rank_status.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
@@ -34,10 +34,6 @@ constexpr auto kTick = std::chrono::milliseconds(250); // between two looks
 constexpr auto kStuck = std::chrono::seconds(3); // a wait for a rank that left
 constexpr int kCannotRun = 127;
 
-[[noreturn]] void throw_system_error(const char* what) {
-  throw IoError(fmt::format("launch: {}: {}", what, std::strerror(errno)));
-}
-
 uint16_t free_port() {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
@@ -47,7 +43,7 @@ uint16_t free_port() {
   auto* generic = reinterpret_cast<sockaddr*>(&address);
   if (fd < 0 || bind(fd, generic, length) != 0 ||
       getsockname(fd, generic, &length) != 0) {
-    throw_system_error("cannot find a free port");
+    throw_launch_error("cannot find a free port");
   }
   close(fd);
   return ntohs(address.sin_port);
@@ -58,70 +54,6 @@ int64_t allowed_cores() {
   CPU_ZERO(&set);
   return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
 }
-
-// A pipe whose reading end does not block; both ends close on exec.
-struct Pipe {
-  Pipe() {
-    std::array<int, 2> ends{};
-    if (pipe2(ends.data(), O_CLOEXEC) != 0) {
-      throw_system_error("pipe");
-    }
-    read = ends[0];
-    write = ends[1];
-    fcntl(read, F_SETFL, O_NONBLOCK);
-  }
-  int read = -1;
-  int write = -1;
-};
-
-constexpr std::array kCaught = {SIGINT, SIGTERM, SIGHUP, SIGCHLD};
-
-std::atomic<int> caught_pipe = -1; // where the handler writes
-
-void write_caught(int signal) {
-  const int error = errno;
-  const auto number = static_cast<unsigned char>(signal);
-  // A full pipe has woken the launcher already.
-  [[maybe_unused]] const auto written = write(caught_pipe.load(), &number, 1);
-  errno = error;
-}
-
-// While this lives, the signals that matter to the launcher arrive in a pipe,
-// whichever thread they hit. What was ignored stays ignored (nohup).
-class CaughtSignals {
- public:
-  CaughtSignals() {
-    fcntl(pipe_.write, F_SETFL, O_NONBLOCK);
-    caught_pipe = pipe_.write;
-    struct sigaction action {};
-    action.sa_handler = write_caught;
-    action.sa_flags = SA_RESTART;
-    for (std::size_t i = 0; i < kCaught.size(); ++i) {
-      sigaction(kCaught[i], nullptr, &before_[i]);
-      if (before_[i].sa_handler != SIG_IGN || kCaught[i] == SIGCHLD) {
-        sigaction(kCaught[i], &action, nullptr);
-      }
-    }
-  }
-  ~CaughtSignals() {
-    for (std::size_t i = 0; i < kCaught.size(); ++i) {
-      sigaction(kCaught[i], &before_[i], nullptr);
-    }
-    caught_pipe = -1;
-    close(pipe_.read);
-    close(pipe_.write);
-  }
-  CaughtSignals(const CaughtSignals&) = delete;
-  CaughtSignals& operator=(const CaughtSignals&) = delete;
-
-  int fd() const {
-    return pipe_.read;
-  }
-
- private:
-  Pipe pipe_;
-  std::array<struct sigaction, kCaught.size()> before_{};
-};
 
 struct Stream {
   int fd = -1;
@@ -283,7 +215,7 @@ void Job::start(std::size_t rank) {
   const pid_t launcher = getpid();
   const pid_t pid = fork();
   if (pid < 0) {
-    throw_system_error("fork");
+    throw_launch_error("fork");
   }
   if (pid == 0) {
     become(launcher, streams, arguments.data(), entries.data());

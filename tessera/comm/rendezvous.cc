@@ -13,8 +13,8 @@
 namespace tessera {
 namespace {
 
-std::string arrival_key(int64_t rank) {
-  return fmt::format("here/{}", rank);
+std::string arrival_key(const std::string& name, int64_t rank) {
+  return fmt::format("{}/{}", name, rank);
 }
 
 } // namespace
@@ -38,26 +38,29 @@ std::string wait_for_key(
 
 void meet_at_store(
     c10d::Store& store,
+    const std::string& name,
     int64_t rank,
     int64_t size,
     std::chrono::milliseconds timeout) {
-  store.set(arrival_key(rank), "1");
+  store.set(arrival_key(name, rank), "1");
   std::vector<std::string> keys;
   for (int64_t peer = 0; peer < size; ++peer) {
-    keys.push_back(arrival_key(peer));
+    keys.push_back(arrival_key(name, peer));
   }
   try {
     store.wait(keys, timeout);
   } catch (const std::exception& error) {
     std::vector<int64_t> missing;
     for (int64_t peer = 0; peer < size; ++peer) {
-      if (!store.check({arrival_key(peer)})) {
+      if (!store.check({arrival_key(name, peer)})) {
         missing.push_back(peer);
       }
     }
     throw TimeoutError(fmt::format(
-        "rendezvous [rank {}/{}]: ranks {} did not arrive within {} ms; look "
+        "rendezvous [{}, rank {}/{}]: ranks {} did not arrive within {} ms; "
+        "look "
         "at their output ({})",
+        name,
         rank,
         size,
         bracketed(missing),

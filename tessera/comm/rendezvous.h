@@ -18,10 +18,11 @@ std::string wait_for_key(
     const std::string& key,
     std::chrono::milliseconds timeout);
 
-// Blocks until all `size` ranks have called it on this store. Throws
-// TimeoutError that names those who stayed away.
+// Blocks until all `size` ranks have called it with this `name`, which is used
+// once per store. Throws TimeoutError that names those who stayed away.
 void meet_at_store(
     c10d::Store& store,
+    const std::string& name,
     int64_t rank,
     int64_t size,
     std::chrono::milliseconds timeout);

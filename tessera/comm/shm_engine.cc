@@ -62,7 +62,7 @@ ShmEngine::ShmEngine(std::shared_ptr<ShmWindow> window, const GroupSetup& setup)
   self.pid = getpid();
   copy_text(self.host.data(), self.host.size(), host_name());
   self.state.store(MemberState::kPresent, std::memory_order_release);
-  meet_at_store(*setup.store, rank_, size_, timeout_);
+  meet_at_store(*setup.store, "present", rank_, size_, timeout_);
   for (int64_t peer = 0; peer < size_; ++peer) {
     const int pid = window_->member(peer).pid;
     pidfds_.push_back(pid == getpid() ? -1 : open_pidfd(pid));

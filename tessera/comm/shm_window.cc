@@ -159,7 +159,7 @@ std::shared_ptr<ShmWindow> ShmWindow::open(
     path = wait_for_key(*store, "window", timeout);
     window = attach(path, size);
   }
-  meet_at_store(*store, rank, size, timeout);
+  meet_at_store(*store, "mapped", rank, size, timeout);
   if (rank == 0) { // all have mapped it: the last way to reach it goes
     close(std::stoi(path.substr(path.rfind('/') + 1)));
   }
