@@ -336,6 +336,16 @@ TEST(Propagate, ShapesFreshTensorsWithoutReadingPartials) {
   EXPECT_THAT(same.edits[0].ints, testing::ElementsAre(8, 3));
 }
 
+TEST(Propagate, ChoosesAnAttentionKernelWithoutMovingAnything) {
+  const auto heads = [] { return floats({4, 4, 8, 8}); };
+  const Decision choice = decide(
+      {"aten::_fused_sdp_choice", {heads(), heads(), heads(), kAbsent}},
+      {kS0, kS1, kP, kR});
+  EXPECT_EQ(text(choice.inputs), "[S0], [S1], [P], -");
+  EXPECT_EQ(choice.kernel, LocalKernel::kFusedSdpChoice);
+  EXPECT_TRUE(choice.outputs.empty());
+}
+
 TEST(Propagate, DrawsRandomNumbersOnShards) {
   const Decision dropout =
       decide({"aten::native_dropout", {floats({8, 4}), 0.1, true}}, {kS0});

@@ -12,6 +12,7 @@ namespace {
 
 // Row::mode of the factories.
 enum Mode : int {
+  kChoice, // of an attention kernel: global shapes decide, nothing moves
   kEmptyLike, // keeps every placement
   kFillLike, // of a Partial: replicated
   kNewEmpty, // with the sizes of argument 1; where they are the input's own, as
@@ -20,7 +21,7 @@ enum Mode : int {
   kNewFilled
 };
 
-// Reads: ops, mode.
+// Reads: ops, mode, results.
 constexpr Row kRows[] = {
     {.ops = "empty_like", .mode = kEmptyLike},
     {.ops = "zeros_like", .mode = kFillLike},
@@ -31,6 +32,7 @@ constexpr Row kRows[] = {
     {.ops = "new_zeros", .mode = kNewFilled},
     {.ops = "new_ones", .mode = kNewFilled},
     {.ops = "new_full", .mode = kNewFilled},
+    {.ops = "_fused_sdp_choice", .mode = kChoice, .results = 0},
 };
 
 bool asks_for_contiguous(const OpCall& call) {
@@ -63,7 +65,20 @@ void take_sizes(Line& line, const OpCall& call, bool strided) {
   line.operands[0].untouched = true;
 }
 
+Line untouched(const OpCall& call) {
+  Line line = replicate(call);
+  for (Operand& operand : line.operands) {
+    operand.shape_only = true;
+    operand.untouched = true;
+  }
+  line.kernel = LocalKernel::kFusedSdpChoice;
+  return line;
+}
+
 Line build_factory(const Row& row, const OpCall& call) {
+  if (row.mode == kChoice) {
+    return untouched(call);
+  }
   Line line = like(call);
   const bool fresh = row.mode >= kNewEmpty;
   const bool same = !fresh || call.args[1].ints == line.operands[0].spec->sizes;
