@@ -96,6 +96,13 @@ OpInfo::ResultKind result_kind(const c10::Argument& result) {
                                    : OpInfo::ResultKind::kOther;
 }
 
+// The fused optimizers' schemas say that they write the gradients. They do so
+// only to leave them unscaled behind; that is no result anyone needs, and
+// bringing it back to where a gradient lies would cost a collective each.
+bool is_scratch(std::string_view op, std::string_view argument) {
+  return op.starts_with("aten::_fused_") && argument == "grads";
+}
+
 } // namespace
 
 OpInfo::OpInfo(const c10::OperatorHandle& op) {
@@ -109,8 +116,8 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) {
     const c10::Argument& argument = schema.arguments()[i];
     const c10::AliasInfo* alias = argument.alias_info();
     const Kind kind = kind_of(argument);
-    const bool written =
-        holds_tensors(kind) && alias != nullptr && alias->isWrite();
+    const bool written = holds_tensors(kind) && alias != nullptr &&
+        alias->isWrite() && !is_scratch(name, argument.name());
     const bool decides =
         std::find(deciding.begin(), deciding.end(), static_cast<int64_t>(i)) !=
         deciding.end();
