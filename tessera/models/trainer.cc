@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <tessera/base/error.h>
+#include <tessera/dtensor/build.h>
+#include <tessera/dtensor/dtensor.h>
+#include <tessera/dtensor/random.h>
+#include <tessera/models/llama.h>
+#include <tessera/models/trainer.h>
+#include <tessera/optim/sharded_optimizer.h>
+#include <torch/optim/adamw.h>
+
+#include <chrono>
+#include <utility>
+#include <vector>
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Splits the time since its making, or since the last `lap`, into the
+// collectives' and the rest.
+class Stopwatch {
+ public:
+  explicit Stopwatch(const Record& record)
+      : record_(record),
+        start_(Clock::now()),
+        communication_(record.seconds()) {}
+
+  struct Lap {
+    double own;
+    double communication;
+  };
+
+  Lap lap() {
+    const auto now = Clock::now();
+    const double communication = record_.seconds();
+    const double wall = std::chrono::duration<double>(now - start_).count();
+    const double blocked = communication - communication_;
+    start_ = now;
+    communication_ = communication;
+    return {wall - blocked, blocked};
+  }
+
+ private:
+  const Record& record_;
+  Clock::time_point start_;
+  double communication_;
+};
+
+Placements batch_placements(const DeviceMesh& mesh, int64_t axis) {
+  Placements placements(static_cast<size_t>(mesh.ndim()));
+  placements[static_cast<size_t>(axis)] = Shard(0);
+  return placements;
+}
+
+LoaderOptions loader_options(
+    const DeviceMesh& mesh, int64_t axis, const TrainerOptions& options) {
+  LoaderOptions loader;
+  loader.sequence = options.sequence;
+  loader.global_batch = options.batch * mesh.size(axis);
+  loader.validation_fraction = options.validation_fraction;
+  loader.seed = options.seed;
+  loader.vocab_size = options.model.vocab_size;
+  loader.rank = mesh.coordinate(axis);
+  loader.ranks = mesh.size(axis);
+  return loader;
+}
+
+std::shared_ptr<Llama> build_model(
+    const DeviceMesh& mesh, const TrainerOptions& options) {
+  if (options.sequence > options.model.max_position_embeddings) {
+    throw UsageError(fmt::format(
+        "train: sequence length {}, the model's max_position_embeddings is {}; "
+        "shorten the sequence or raise it",
+        options.sequence,
+        options.model.max_position_embeddings));
+  }
+  manual_seed(mesh.world(), options.seed);
+  return build(mesh, [&] { return std::make_shared<Llama>(options.model); });
+}
+
+torch::optim::AdamW adamw(const Llama& model, const TrainerOptions& options) {
+  auto settings = torch::optim::AdamWOptions(options.schedule.peak);
+  settings.betas({0.9, 0.95}).weight_decay(options.weight_decay);
+  return torch::optim::AdamW(model.parameters(), settings);
+}
+
+} // namespace
+
+struct Trainer::Impl {
+  Impl(
+      const DeviceMesh& device_mesh,
+      const TrainerOptions& trainer_options,
+      std::shared_ptr<const TokenFile> file)
+      : mesh(device_mesh),
+        options(trainer_options),
+        axis(mesh.axis_index(options.axis)),
+        loader(std::move(file), loader_options(mesh, axis, options)),
+        model(build_model(mesh, options)),
+        optimizer(shard_optimizer(
+            adamw(*model, options),
+            ShardingStage1(options.axis),
+            {.sync = options.sync})) {}
+
+  // The batch as two distributed tensors, cut along the axis.
+  Batch distributed(const Batch& local) const {
+    const std::vector<int64_t> sizes{
+        loader.options().global_batch, options.sequence};
+    const Placements placements = batch_placements(mesh, axis);
+    return {
+        from_local(local.tokens, mesh, placements, sizes),
+        from_local(local.targets, mesh, placements, sizes)};
+  }
+
+  void set_learning_rate(double rate) {
+    for (auto& group : optimizer.param_groups()) {
+      group.options().set_lr(rate);
+    }
+  }
+
+  DeviceMesh mesh;
+  TrainerOptions options;
+  int64_t axis;
+  TokenLoader loader;
+  std::shared_ptr<Llama> model;
+  ShardedOptimizer optimizer;
+  int64_t steps_done = 0;
+};
+
+Trainer::Trainer(
+    const DeviceMesh& mesh,
+    const TrainerOptions& options,
+    std::shared_ptr<const TokenFile> file)
+    : impl_(std::make_unique<Impl>(mesh, options, std::move(file))) {}
+
+Trainer::~Trainer() = default;
+
+StepReport Trainer::step() {
+  Impl& self = *impl_;
+  StepReport report;
+  report.learning_rate = self.options.schedule.at(self.steps_done);
+  report.tokens = tokens_per_step();
+  const auto start = Clock::now();
+  const Batch batch = self.distributed(self.loader.train(self.steps_done));
+
+  Stopwatch watch(self.mesh.world().record());
+  self.optimizer.zero_grad();
+  const at::Tensor loss = self.model->loss(batch.tokens, batch.targets);
+  loss.backward();
+  report.loss = loss.item<double>();
+  const Stopwatch::Lap forward_backward = watch.lap();
+
+  self.set_learning_rate(report.learning_rate);
+  if (self.options.clip > 0) {
+    report.gradient_norm = self.optimizer.clip_grad_norm(self.options.clip);
+  }
+  self.optimizer.step();
+  const Stopwatch::Lap optimizer = watch.lap();
+
+  report.seconds.forward_backward = forward_backward.own;
+  report.seconds.communication =
+      forward_backward.communication + optimizer.communication;
+  report.seconds.optimizer = optimizer.own;
+  report.seconds.total =
+      std::chrono::duration<double>(Clock::now() - start).count();
+  report.step = ++self.steps_done;
+  return report;
+}
+
+double Trainer::validation_loss(int64_t batches) const {
+  const at::NoGradGuard no_grad;
+  double sum = 0;
+  for (int64_t i = 0; i < batches; ++i) {
+    const Batch batch =
+        impl_->distributed(impl_->loader.validation(i, batches));
+    sum += impl_->model->loss(batch.tokens, batch.targets).item<double>();
+  }
+  return sum / static_cast<double>(batches);
+}
+
+int64_t Trainer::tokens_per_step() const {
+  return impl_->loader.options().global_batch * impl_->options.sequence;
+}
+
+int64_t Trainer::state_bytes() const {
+  return impl_->optimizer.state_bytes();
+}
+
+const TokenLoader& Trainer::loader() const {
+  return impl_->loader;
+}
+
+const Llama& Trainer::model() const {
+  return *impl_->model;
+}
+
+} // namespace tessera
