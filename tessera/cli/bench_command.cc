@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <tessera/cli/bench_command.h>
+#include <tessera/cli/table.h>
+#include <tessera/dtensor/dispatch_bench.h>
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace tessera::cli {
+namespace {
+
+// "dispatch/world1/grad/mm/plain" -> the part before the last '/' and the rest.
+std::pair<std::string, std::string> split_name(const std::string& name) {
+  const size_t slash = name.rfind('/');
+  return slash == std::string::npos
+      ? std::pair{name, std::string("value")}
+      : std::pair{name.substr(0, slash), name.substr(slash + 1)};
+}
+
+// One line per case, its plain time, its distributed time and the difference
+// beside each other.
+std::string dispatch_table(const std::vector<BenchRow>& rows) {
+  std::vector<std::string> order;
+  std::map<std::string, std::map<std::string, std::string>> cells;
+  for (const BenchRow& row : rows) {
+    const auto [what, column] = split_name(row.name);
+    if (cells.find(what) == cells.end()) {
+      order.push_back(what);
+    }
+    cells[what][column] = fmt::format("{:.3f}", row.value);
+  }
+  Table table({"us per call", "plain", "distributed", "difference"});
+  std::vector<std::string> others;
+  for (const std::string& what : order) {
+    auto& line = cells[what];
+    if (line.count("difference") == 0) {
+      for (const auto& [column, value] : line) {
+        others.push_back(fmt::format("{}/{}: {} us\n", what, column, value));
+      }
+      continue;
+    }
+    table.add({what, line["plain"], line["distributed"], line["difference"]});
+  }
+  std::string text = table.str();
+  for (const std::string& other : others) {
+    text += other;
+  }
+  return text;
+}
+
+} // namespace
+
+void declare_bench_command(CLI::App& app, int& exit_code) {
+  CLI::App* const bench = app.add_subcommand("bench", "Benchmarks");
+  bench->require_subcommand(1);
+  CLI::App* const dispatch = bench->add_subcommand(
+      "dispatch", "What a distributed operator costs over the plain one");
+  const auto json = std::make_shared<std::string>();
+  const auto options = std::make_shared<DispatchBenchOptions>();
+  dispatch->add_option("--json", *json, "File that gets the benchmark rows");
+  dispatch->add_option("--calls", options->calls, "Calls in one timed run")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  dispatch
+      ->add_option("--runs", options->runs, "Timed runs; the least is taken")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  dispatch->callback([json, options, &exit_code] {
+    const std::vector<BenchRow> rows = run_dispatch_bench(*options);
+    std::cout << dispatch_table(rows);
+    if (!json->empty()) {
+      write_json(rows, *json);
+    }
+    exit_code = 0;
+  });
+}
+
+} // namespace tessera::cli

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <tessera/cli/program.h>
+#include <tessera/data/test_file.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+namespace tessera::cli {
+namespace {
+
+struct Ran {
+  int code;
+  std::string out;
+  std::string err;
+};
+
+Ran run(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), "tessera");
+  std::vector<const char*> argv;
+  for (const std::string& argument : arguments) {
+    argv.push_back(argument.c_str());
+  }
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  const int code = run_program(static_cast<int>(argv.size()), argv.data());
+  std::string out = testing::internal::GetCapturedStdout();
+  return {code, std::move(out), testing::internal::GetCapturedStderr()};
+}
+
+std::vector<nlohmann::json> lines_of(const std::string& path) {
+  std::vector<nlohmann::json> lines;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    lines.push_back(nlohmann::json::parse(line));
+  }
+  return lines;
+}
+
+TEST(Program, TellsVersionAndHelp) {
+  EXPECT_EQ(run({"--version"}).out, "tessera " TESSERA_VERSION "\n");
+  const Ran help = run({"--help"});
+  EXPECT_EQ(help.code, 0);
+  EXPECT_THAT(
+      help.out,
+      testing::AllOf(
+          testing::HasSubstr("train"),
+          testing::HasSubstr("run"),
+          testing::HasSubstr("bench")));
+  EXPECT_EQ(run({}).code, 0);
+}
+
+TEST(Program, EndsWithTwoWhenAskedWrongly) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> wrong = {
+      {{"fly"}, "fly"},
+      {{"train"}, "--data"},
+      {{"train", "--data", "/no/such/file"}, "/no/such/file"},
+      {{"train", "--data", "/no/such/file", "--steps", "0"}, "--steps"},
+      {{"train", "--data", "/no/such/file", "--frobnicate"}, "--frobnicate"},
+      {{"run", "-n", "2"}, "a program to start"},
+      {{"run", "-n", "0", "true"}, "--ranks"},
+      {{"bench"}, "subcommand"}};
+  for (const auto& [arguments, named] : wrong) {
+    const Ran ran = run(arguments);
+    EXPECT_EQ(ran.code, 2) << named;
+    EXPECT_THAT(
+        ran.err,
+        testing::AllOf(
+            testing::StartsWith("tessera: "), testing::HasSubstr(named)))
+        << named;
+    EXPECT_EQ(ran.out, "") << named;
+  }
+}
+
+TEST(Program, TrainsAndLogsEveryStep) {
+  std::string words;
+  for (int i = 0; i < 2000; ++i) {
+    words += i % 3 == 0 ? "in the " : "beginning ";
+  }
+  const TestFile text(words);
+  const TestFile log("");
+  const TestFile json("");
+  const Ran ran = run(
+      {"train",
+       "--data",
+       text.path(),
+       "--model",
+       "tiny",
+       "--steps",
+       "20",
+       "--batch",
+       "4",
+       "--seq",
+       "32",
+       "--log",
+       log.path(),
+       "--json",
+       json.path()});
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(
+      ran.out,
+      testing::AllOf(
+          testing::HasSubstr("step 20/20"),
+          testing::HasSubstr("tokens per s")));
+  const auto lines = lines_of(log.path());
+  ASSERT_EQ(lines.size(), 20U);
+  EXPECT_LT(
+      lines.back().at("loss").get<double>(),
+      lines.front().at("loss").get<double>() - 0.5);
+  EXPECT_EQ(lines.back().at("tokens"), 128);
+  EXPECT_TRUE(lines.back().contains("validation_loss"));
+  EXPECT_FALSE(lines.front().contains("validation_loss"));
+  std::ifstream rows(json.path());
+  EXPECT_EQ(nlohmann::json::parse(rows).at(0).at("name"), "train/loss");
+}
+
+TEST(Program, ComparesTheModesFromTheSameSeed) {
+  const TestFile text(std::string(20000, 'x') + "yz");
+  const TestFile json("");
+  const Ran ran = run(
+      {"train",
+       "--data",
+       text.path(),
+       "--model",
+       "tiny",
+       "--compare",
+       "--steps",
+       "10",
+       "--batch",
+       "2",
+       "--seq",
+       "16",
+       "--json",
+       json.path()});
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(
+      ran.out, testing::ContainsRegex("kImplicit +kAllReduce +kReduceScatter"));
+  std::map<std::string, double> values;
+  std::ifstream rows(json.path());
+  for (const auto& row : nlohmann::json::parse(rows)) {
+    values[row.at("name")] = row.at("value");
+  }
+  EXPECT_NEAR(
+      values.at("train/kImplicit/loss_at_5"),
+      values.at("train/kReduceScatter/loss_at_5"),
+      1e-5);
+  EXPECT_NEAR(
+      values.at("train/kImplicit/final_loss"),
+      values.at("train/kAllReduce/final_loss"),
+      1e-3);
+  EXPECT_GT(values.at("train/kAllReduce/optimizer_state"), 0);
+}
+
+TEST(Program, AComparisonNeedsAFewSteps) {
+  const TestFile text(std::string(20000, 'x'));
+  const Ran ran = run(
+      {"train",
+       "--data",
+       text.path(),
+       "--model",
+       "tiny",
+       "--compare",
+       "--steps",
+       "3"});
+  EXPECT_EQ(ran.code, 2);
+  EXPECT_THAT(ran.err, testing::HasSubstr("expected at least 10"));
+}
+
+TEST(Program, RunPassesArgumentsAndTheCodeOn) {
+  EXPECT_EQ(run({"run", "-n", "1", "--", "/bin/sh", "-c", "exit 7"}).code, 7);
+  EXPECT_EQ(
+      run({"run",
+           "-n",
+           "2",
+           "/bin/sh",
+           "-c",
+           "test -n \"$RANK\" && test \"$0\" = --help",
+           "--help"})
+          .code,
+      0);
+  EXPECT_EQ(
+      run({"run",
+           "-n",
+           "1",
+           "/bin/sh",
+           "-c",
+           "test \"$0 $1\" = '-- -n'",
+           "--",
+           "-n"})
+          .code,
+      0);
+}
+
+} // namespace
+} // namespace tessera::cli

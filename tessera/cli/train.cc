@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <tessera/base/bench_row.h>
+#include <tessera/base/error.h>
+#include <tessera/cli/memory_use.h>
+#include <tessera/cli/progress.h>
+#include <tessera/cli/table.h>
+#include <tessera/cli/terminal.h>
+#include <tessera/cli/train.h>
+#include <tessera/cli/train_setup.h>
+#include <tessera/comm/world.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+namespace tessera::cli {
+namespace {
+
+// A line of JSON per step. Does nothing without a path.
+class StepLog {
+ public:
+  explicit StepLog(const std::string& path) : path_(path) {
+    if (!path.empty()) {
+      file_.open(path, std::ios::trunc);
+    }
+  }
+
+  void add(const StepReport& report, std::optional<double> validation_loss) {
+    if (path_.empty()) {
+      return;
+    }
+    nlohmann::ordered_json line = {
+        {"step", report.step},
+        {"loss", report.loss},
+        {"gradient_norm", report.gradient_norm},
+        {"learning_rate", report.learning_rate},
+        {"tokens", report.tokens},
+        {"seconds",
+         {{"total", report.seconds.total},
+          {"forward_backward", report.seconds.forward_backward},
+          {"communication", report.seconds.communication},
+          {"optimizer", report.seconds.optimizer}}}};
+    if (validation_loss) {
+      line["validation_loss"] = *validation_loss;
+    }
+    if (!(file_ << line.dump() << std::endl)) {
+      throw IoError(fmt::format(
+          "--log {}: writing failed at step {}; is the disk full?",
+          path_,
+          report.step));
+    }
+  }
+
+ private:
+  std::string path_;
+  std::ofstream file_;
+};
+
+// Sums over a run.
+struct Totals {
+  StepSeconds seconds;
+  int64_t tokens = 0;
+  int64_t steps = 0;
+
+  void add(const StepReport& report) {
+    seconds.forward_backward += report.seconds.forward_backward;
+    seconds.communication += report.seconds.communication;
+    seconds.optimizer += report.seconds.optimizer;
+    seconds.total += report.seconds.total;
+    tokens += report.tokens;
+    ++steps;
+  }
+};
+
+struct Outcome {
+  StepReport last;
+  std::optional<double> validation_loss;
+  Totals totals; // of all steps but the first
+  double peak_mib = 0; // of the largest rank
+  double state_mib = 0;
+};
+
+std::vector<BenchRow> rows_of(const Outcome& outcome) {
+  const auto steps =
+      static_cast<double>(std::max<int64_t>(outcome.totals.steps, 1));
+  const auto ms = [&](double seconds) { return seconds * 1e3 / steps; };
+  const StepSeconds& seconds = outcome.totals.seconds;
+  std::vector<BenchRow> rows = {
+      {"train/loss", outcome.last.loss, "nats", "", 0},
+      {"train/tokens_per_s",
+       seconds.total > 0
+           ? static_cast<double>(outcome.totals.tokens) / seconds.total
+           : 0,
+       "tokens/s",
+       "",
+       0},
+      {"train/step", ms(seconds.total), "ms", "", 0},
+      {"train/forward_backward", ms(seconds.forward_backward), "ms", "", 0},
+      {"train/communication", ms(seconds.communication), "ms", "", 0},
+      {"train/optimizer", ms(seconds.optimizer), "ms", "", 0},
+      {"train/peak_memory", outcome.peak_mib, "MiB", "", 0},
+      {"train/optimizer_state", outcome.state_mib, "MiB", "", 0}};
+  if (outcome.validation_loss) {
+    rows.insert(
+        rows.begin() + 1,
+        {"train/validation_loss", *outcome.validation_loss, "nats", "", 0});
+  }
+  return rows;
+}
+
+void print_table(const std::vector<BenchRow>& rows, std::ostream& out) {
+  Table table({"", "value", "unit"});
+  for (const BenchRow& row : rows) {
+    std::string name = row.name.substr(row.name.find('/') + 1);
+    std::replace(name.begin(), name.end(), '_', ' ');
+    table.add(
+        {name,
+         row.value >= 1000 ? with_commas(row.value)
+                           : fmt::format("{:.4g}", row.value),
+         row.unit});
+  }
+  out << '\n' << table.str();
+}
+
+Outcome run_steps(const TrainPlan& plan, Trainer& trainer, bool reports) {
+  const TrainOptions& options = plan.options;
+  StepLog log(reports ? options.log : "");
+  Progress progress(
+      std::cout,
+      options.steps,
+      std::max<int64_t>(options.steps / 20, 1),
+      live_output());
+  Outcome outcome;
+  for (int64_t i = 1; i <= options.steps; ++i) {
+    const StepReport report = trainer.step();
+    std::optional<double> validation_loss;
+    if (options.validation_fraction > 0 &&
+        (i % options.validation_every == 0 || i == options.steps)) {
+      validation_loss = trainer.validation_loss(options.validation_batches);
+      outcome.validation_loss = validation_loss;
+    }
+    if (i > 1) {
+      outcome.totals.add(report);
+    }
+    outcome.last = report;
+    if (reports) {
+      log.add(report, validation_loss);
+      progress.add(report, validation_loss);
+    }
+  }
+  if (reports) {
+    progress.finish();
+  }
+  return outcome;
+}
+
+} // namespace
+
+void train(const TrainPlan& plan) {
+  const TrainSetup setup = enter_world(plan);
+  const bool reports = setup.world.rank() == 0;
+  Trainer trainer(setup.mesh, plan.trainer, plan.file);
+  if (reports) {
+    std::cout << headline(plan, setup) << std::flush;
+  }
+  Outcome outcome = run_steps(plan, trainer, reports);
+  outcome.peak_mib = max_over_ranks(setup.world, peak_resident_mib());
+  outcome.state_mib = max_over_ranks(
+      setup.world, static_cast<double>(trainer.state_bytes()) / 0x1p20);
+  if (!reports) {
+    return;
+  }
+  const std::vector<BenchRow> rows = rows_of(outcome);
+  print_table(rows, std::cout);
+  if (!plan.options.json.empty()) {
+    write_json(rows, plan.options.json);
+  }
+}
+
+} // namespace tessera::cli

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <tessera/base/error.h>
+#include <tessera/cli/mesh_option.h>
+#include <tessera/cli/train_options.h>
+#include <tessera/optim/sharded_optimizer.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <fstream>
+#include <string>
+
+namespace tessera::cli {
+namespace {
+
+constexpr int64_t kDefaultSteps = 250;
+constexpr int64_t kDefaultCompareSteps = 35;
+constexpr const char* kBatchAxis = "dp";
+
+GradientSync sync_of(const std::string& name) {
+  if (name == "implicit") {
+    return GradientSync::kImplicit;
+  }
+  if (name == "all-reduce") {
+    return GradientSync::kAllReduce;
+  }
+  return name == "reduce-scatter" ? GradientSync::kReduceScatter
+                                  : GradientSync::kDefault;
+}
+
+void declare_model_options(CLI::App& app, TrainOptions& options) {
+  app.add_option(
+         "--data,--text",
+         options.data,
+         "Text file (its bytes are the tokens), or a .bin of uint16 tokens")
+      ->required();
+  app.add_option(
+         "--model",
+         options.model,
+         fmt::format(
+             "Preset ({}) or a JSON file with Hugging Face's field names",
+             fmt::join(llama_presets(), ", ")))
+      ->capture_default_str();
+  app.add_option("--batch", options.batch, "Rows per rank and step")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--seq", options.sequence, "Tokens per row")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option(
+         "--val-fraction",
+         options.validation_fraction,
+         "Part of the file kept for validation: its end")
+      ->capture_default_str();
+  app.add_option(
+         "--val-every",
+         options.validation_every,
+         "Steps between validations [a tenth of --steps]")
+      ->check(CLI::PositiveNumber);
+  app.add_option(
+         "--val-batches", options.validation_batches, "Batches per validation")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+}
+
+void declare_schedule_options(CLI::App& app, TrainOptions& options) {
+  app.add_option(
+         "--steps",
+         options.steps,
+         fmt::format(
+             "Optimizer steps [{}; {} with --compare]",
+             kDefaultSteps,
+             kDefaultCompareSteps))
+      ->check(CLI::PositiveNumber);
+  app.add_option("--lr", options.learning_rate, "Peak learning rate")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option(
+         "--warmup",
+         options.warmup,
+         "Steps of linear warm-up, before half a cosine [a twentieth of "
+         "--steps]")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--weight-decay", options.weight_decay, "Of AdamW")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option(
+         "--clip",
+         options.clip,
+         "Largest global norm of the gradients; 0: no clipping")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--seed", options.seed, "Of weights and of the data's order")
+      ->capture_default_str();
+}
+
+void declare_world_options(CLI::App& app, TrainOptions& options) {
+  app.add_option(
+         "--ranks",
+         options.ranks,
+         "Ranks to start on this machine, when no launcher did [those of "
+         "--mesh, else 1]")
+      ->check(CLI::PositiveNumber);
+  app.add_option(
+      "--mesh", options.mesh, "Axes and sizes, as in dp=2 [dp over all ranks]");
+  app.add_option("--backend", options.backend, "Of the collectives")
+      ->check(CLI::IsMember({"auto", "shm", "gloo"}))
+      ->capture_default_str();
+  app.add_option("--sync", options.sync, "How gradients are synchronised")
+      ->check(CLI::IsMember(
+          {"default", "implicit", "all-reduce", "reduce-scatter"}))
+      ->capture_default_str();
+}
+
+int64_t world_of(
+    const TrainOptions& options,
+    const std::vector<Axis>& axes,
+    std::optional<int64_t> world_size) {
+  if (world_size) {
+    if (options.ranks != 0 && options.ranks != *world_size) {
+      throw UsageError(fmt::format(
+          "--ranks {}: the launcher made a world of {}; leave --ranks out "
+          "under a launcher",
+          options.ranks,
+          *world_size));
+    }
+    return *world_size;
+  }
+  if (options.ranks != 0) {
+    return options.ranks;
+  }
+  return axes.empty() ? 1 : ranks_of(axes);
+}
+
+void check_axes(const std::string& text, const std::vector<Axis>& axes) {
+  if (std::none_of(axes.begin(), axes.end(), [](const Axis& axis) {
+        return axis.name == kBatchAxis;
+      })) {
+    throw UsageError(fmt::format(
+        "--mesh {}: no axis {}, which the batch is cut along; try {}={}",
+        text,
+        kBatchAxis,
+        kBatchAxis,
+        ranks_of(axes)));
+  }
+  for (const Axis& axis : axes) {
+    if (axis.name != kBatchAxis && axis.size > 1) {
+      throw UsageError(fmt::format(
+          "--mesh {}: axis {} has {} ranks, but `train` only cuts the batch so "
+          "far; try {}={}",
+          text,
+          axis.name,
+          axis.size,
+          kBatchAxis,
+          ranks_of(axes)));
+    }
+  }
+}
+
+void check_writable(const char* option, const std::string& path) {
+  if (!path.empty() && !std::ofstream(path, std::ios::app)) {
+    throw IoError(fmt::format(
+        "{} {}: cannot be written; choose a path in a folder that exists",
+        option,
+        path));
+  }
+}
+
+void fill_defaults(TrainOptions& options) {
+  if (options.steps == 0) {
+    options.steps = options.compare ? kDefaultCompareSteps : kDefaultSteps;
+  }
+  if (!options.warmup) {
+    options.warmup = options.steps / 20;
+  }
+  if (options.validation_every == 0) {
+    options.validation_every = std::max<int64_t>(options.steps / 10, 1);
+  }
+}
+
+TrainerOptions trainer_options(const TrainOptions& options) {
+  TrainerOptions trainer;
+  trainer.model = load_llama_config(options.model);
+  trainer.schedule = {
+      .peak = options.learning_rate,
+      .warmup = *options.warmup,
+      .steps = options.steps};
+  trainer.batch = options.batch;
+  trainer.sequence = options.sequence;
+  trainer.weight_decay = options.weight_decay;
+  trainer.clip = options.clip;
+  trainer.seed = options.seed;
+  trainer.validation_fraction = options.validation_fraction;
+  trainer.sync = sync_of(options.sync);
+  trainer.axis = kBatchAxis;
+  return trainer;
+}
+
+} // namespace
+
+void declare_train_options(CLI::App& app, TrainOptions& options) {
+  declare_model_options(app, options);
+  declare_schedule_options(app, options);
+  declare_world_options(app, options);
+  app.add_option(
+      "--log", options.log, "File that gets a line of JSON per step");
+  app.add_flag(
+      "--compare",
+      options.compare,
+      "Train in every synchronisation mode from the same seed, and print them "
+      "side by side");
+  app.add_option(
+      "--json",
+      options.json,
+      "File that gets the final table as benchmark rows");
+}
+
+TrainPlan make_plan(
+    const TrainOptions& options, std::optional<int64_t> world_size) {
+  TrainPlan plan;
+  plan.options = options;
+  fill_defaults(plan.options);
+  if (!options.mesh.empty()) {
+    plan.axes = parse_mesh(options.mesh);
+    check_axes(options.mesh, plan.axes);
+  }
+  plan.ranks = world_of(options, plan.axes, world_size);
+  if (plan.axes.empty()) {
+    plan.axes = {{kBatchAxis, plan.ranks}};
+  }
+  check_mesh(options.mesh, plan.axes, plan.ranks);
+  plan.trainer = trainer_options(plan.options);
+  if (options.sequence > plan.trainer.model.max_position_embeddings) {
+    throw UsageError(fmt::format(
+        "--seq {}: the model's max_position_embeddings is {}; take a shorter "
+        "sequence or raise it in the model's file",
+        options.sequence,
+        plan.trainer.model.max_position_embeddings));
+  }
+  plan.file = std::make_shared<TokenFile>(options.data);
+  LoaderOptions loader;
+  loader.sequence = options.sequence;
+  loader.global_batch = options.batch * plan.ranks;
+  loader.validation_fraction = options.validation_fraction;
+  const TokenLoader check(plan.file, loader);
+  check_writable("--log", options.log);
+  check_writable("--json", options.json);
+  return plan;
+}
+
+} // namespace tessera::cli
