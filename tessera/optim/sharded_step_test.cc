@@ -291,8 +291,7 @@ TEST(ShardedStep, AllReduceModeMovesEachGradientOnce) {
 
 // What nobody cares for costs a reduction per read. The norm is not linear, so
 // it reads an all-reduced gradient; scaling is, so it leaves it Partial; the
-// fused update reads it again and wants it where the state lives, and each
-// parameter comes back from there.
+// fused update reads it again and wants it where the state lives.
 TEST(ShardedStep, ImplicitModeReducesAtEachRead) {
   for (const int64_t ranks : {2, 3, 4}) {
     run_ranks(ranks, [](World world) {
@@ -311,6 +310,7 @@ TEST(ShardedStep, ImplicitModeReducesAtEachRead) {
       EXPECT_EQ(record.bytes(CollectiveKind::kReduceScatter), bytes);
       EXPECT_EQ(record.count(CollectiveKind::kAllReduce), single);
       EXPECT_EQ(record.count(CollectiveKind::kAllGather), kShardable);
+      EXPECT_EQ(record.total_count(), 2 * kShardable + single);
     });
   }
 }
