@@ -9,8 +9,8 @@
 namespace tessera {
 
 struct DispatchBenchOptions {
-  int64_t calls = 4000; // in one timed run
-  int64_t runs = 15; // the least is taken
+  int64_t calls = 512; // in one timed run
+  int64_t runs = 150; // the least is taken
 };
 
 // What a distributed operator costs over the plain one on the same local
