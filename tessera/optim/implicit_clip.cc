@@ -35,6 +35,7 @@ double norm_of_gradients(
     const std::vector<at::Tensor>& params, double norm_type) {
   const bool is_max = std::isinf(norm_type);
   std::vector<at::Tensor> norms;
+  norms.reserve(params.size());
   for (const at::Tensor& param : params) {
     norms.push_back(
         is_max ? param.grad().abs().max() : param.grad().norm(norm_type));
@@ -55,6 +56,7 @@ double clip_partial_gradients(
     return torch::nn::utils::clip_grad_norm_(params, max_norm, norm_type);
   }
   std::vector<MeshNorm> norms;
+  norms.reserve(meshes.size());
   for (const OnMesh& part : meshes) {
     norms.push_back({part.mesh, norm_of_gradients(part.params, norm_type)});
   }

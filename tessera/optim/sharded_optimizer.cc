@@ -388,6 +388,7 @@ double ShardedOptimizer::clip_grad_norm(double max_norm, double norm_type) {
   impl_->reduce(jobs, mode);
   const AskerScope asker("optimizer.clip");
   std::vector<NormPart> parts;
+  parts.reserve(jobs.size());
   for (const Job& job : jobs) {
     parts.push_back({gradient_part(*job.slot), job.slot->state_spec});
   }
