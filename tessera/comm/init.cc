@@ -59,7 +59,7 @@ int64_t ranged(
 }
 
 std::string chosen_backend(const InitOptions& options) {
-  const std::string backend =
+  std::string backend =
       environment("TESSERA_BACKEND").value_or(options.backend);
   if (backend != "auto" && backend != "shm" && backend != "gloo") {
     throw UsageError(fmt::format(

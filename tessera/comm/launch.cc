@@ -193,6 +193,7 @@ std::vector<std::string> Job::variables(std::size_t rank) const {
 // A vector of C strings that borrows from `words`, ended by a null.
 std::vector<char*> borrowed(const std::vector<std::string>& words) {
   std::vector<char*> pointers;
+  pointers.reserve(words.size() + 1);
   for (const std::string& word : words) {
     pointers.push_back(const_cast<char*>(word.c_str()));
   }
@@ -343,7 +344,7 @@ void Job::ended(std::size_t rank, int status) {
   const bool by_signal = WIFSIGNALED(status);
   const int code = by_signal ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
   if (code == 0) {
-    const auto phase = statuses_[rank].phase.load();
+    const auto phase = statuses_.get()[rank].phase.load();
     if (phase == RankPhase::kJoined && !deserter_) {
       deserter_ = rank;
     }
@@ -398,7 +399,7 @@ void Job::look_for_abandoned() {
   const auto now = Clock::now();
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
     Rank& state = ranks_[rank];
-    const RankStatus& status = statuses_[rank];
+    const RankStatus& status = statuses_.get()[rank];
     const uint32_t calls = status.calls.load();
     const bool waits = state.running && status.waiting.load() > 0;
     if (!waits || calls != state.seen_calls) {

@@ -65,6 +65,8 @@ void reduce_blocks(
     const int64_t length = std::min(kBlock, count - begin);
     const T* first = reinterpret_cast<const T*>(sources[0]) + begin;
     for (int64_t i = 0; i < length; ++i) {
+      // An int8_t is a number here, its sign wanted.
+      // NOLINTNEXTLINE(bugprone-signed-char-misuse)
       sum[static_cast<std::size_t>(i)] = static_cast<A>(first[i]);
     }
     for (std::size_t source = 1; source < sources.size(); ++source) {

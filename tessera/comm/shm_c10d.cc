@@ -142,6 +142,7 @@ std::vector<int64_t> split_counts(
         "per rank");
   }
   std::vector<int64_t> counts;
+  counts.reserve(rows.size());
   for (const int64_t row : rows) {
     counts.push_back(
         tensor.size(0) == 0 ? 0 : row * (tensor.numel() / tensor.size(0)));

@@ -24,6 +24,7 @@ std::vector<int64_t> counts_of(
     others *= d == dim ? 1 : sizes[at(d)];
   }
   std::vector<int64_t> counts;
+  counts.reserve(ranges.size());
   for (const Chunk& range : ranges) {
     counts.push_back(others * range.size);
   }
