@@ -59,7 +59,9 @@ def run_tessera(arguments, backend, text, rows_path):
 
 
 def run_peer(arguments, gradients):
-    out = run([sys.executable, str(ROOT / "benchmarks/peers/dtensor_train.py"), "--gradients", gradients, *sizes(arguments)])
+    windows = max((arguments.steps - 5) // 5, 1)  # as many as `--compare` times
+    out = run([sys.executable, str(ROOT / "benchmarks/peers/dtensor_train.py"), "--gradients", gradients, "--windows", str(windows),
+               *sizes(arguments)])
     return {f"dtensor gloo {gradients}": json.loads(out.strip().splitlines()[-1])["tokens_per_s"]}
 
 
@@ -75,7 +77,7 @@ def measure(arguments):
                 results.update(run_peer(arguments, gradients))
             for name, value in results.items():
                 best[name] = max(best.get(name, 0), value)
-            print(f"turn {turn + 1}/{arguments.rounds} done", flush=True)
+            print(f"turn {turn + 1}/{arguments.rounds}: " + ", ".join(f"{name} {value:.0f}" for name, value in results.items()), flush=True)
     return best
 
 

@@ -18,10 +18,10 @@ std::string headline(const TrainPlan& plan, const TrainSetup& setup) {
   const auto parameters =
       static_cast<double>(plan.trainer.model.parameter_count());
   return fmt::format(
-      "{}: {:.1f} M parameters; {}: {} tokens; {} over {}; {} rows of {} "
+      "{}: {} parameters; {}: {} tokens; {} over {}; {} rows of {} "
       "tokens per rank\n",
       plan.options.model,
-      parameters / 1e6,
+      with_commas(parameters),
       plan.options.data,
       with_commas(tokens),
       setup.mesh.str(),
