@@ -5,6 +5,7 @@
 #include <tessera/mesh/device_mesh.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace tessera {
@@ -23,6 +24,10 @@ struct LinkCost {
 // Depends on what all ranks share only.
 class CostModel {
  public:
+  CostModel() = default;
+  // The same costs on every axis, whatever its backend: measured ones.
+  explicit CostModel(const LinkCost& every_link) : every_link_(every_link) {}
+
   // Constants by the backend's name ("shm", "gloo", "single"; others count as
   // gloo), until costs are measured and agreed once per world.
   static const LinkCost& link_for(const std::string& backend_name);
@@ -37,6 +42,9 @@ class CostModel {
       int64_t bytes) const;
 
   double copy_us(int64_t bytes) const; // a local pass over memory
+
+ private:
+  std::optional<LinkCost> every_link_;
 };
 
 } // namespace tessera

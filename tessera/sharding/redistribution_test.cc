@@ -478,15 +478,23 @@ TEST(Redistribution, UsesOneCollectivePerPairOnOneAxis) {
 }
 
 TEST(Redistribution, FollowsTheLinksCosts) {
-  const Job gloo({{"a", 2}}, "gloo");
-  EXPECT_EQ(
-      plan_text(gloo, {Partial()}, {Shard(0)}, {512, 64}),
-      "all_reduce_slice@0");
-  const Job shm({{"a", 2}});
-  for (const Sizes& sizes : {Sizes{2}, Sizes{512, 64}, Sizes{65536, 16}}) {
-    EXPECT_EQ(
-        plan_text(shm, {Partial()}, {Shard(0)}, sizes), "reduce_scatter@0");
+  for (const char* backend : {"shm", "gloo"}) {
+    const Job job({{"a", 2}}, backend);
+    for (const Sizes& sizes : {Sizes{2}, Sizes{512, 64}, Sizes{65536, 16}}) {
+      EXPECT_EQ(
+          plan_text(job, {Partial()}, {Shard(0)}, sizes), "reduce_scatter@0");
+    }
   }
+  // A backend whose reduce_scatter is slow: all_reduce, then the own part.
+  const DeviceMesh mesh = describe_mesh({{"a", 2}});
+  SpecPtr partial =
+      intern_contiguous(mesh, {Partial()}, Sizes{512, 64}, c10::kFloat);
+  const Steps steps = plan_redistribution(
+      partial,
+      with_placements(partial, {Shard(0)}),
+      CostModel(LinkCost{600, 1.5, 0.8, 1.2, 0.8}));
+  ASSERT_EQ(steps.size(), 1U);
+  EXPECT_EQ(steps[0].kind, RedistributionStep::Kind::kAllReduceSlice);
 }
 
 TEST(Redistribution, LeavesAxesAloneThatDoNotChange) {
@@ -577,9 +585,10 @@ TEST(Redistribution, PricesWhatItPlans) {
   SpecPtr partial = spec({Partial(), Replicate()});
   SpecPtr sharded = spec({Shard(0), Replicate()});
   EXPECT_EQ(redistribution_us(partial, partial, costs), 0);
-  EXPECT_DOUBLE_EQ(
+  EXPECT_NEAR(
       redistribution_us(partial, replicated, costs),
-      costs.collective_us(mesh, 0, CollectiveKind::kAllReduce, 256 * 256 * 4));
+      costs.collective_us(mesh, 0, CollectiveKind::kAllReduce, 256 * 256 * 4),
+      1e-3); // the planner counts whole nanoseconds
   EXPECT_LT(
       redistribution_us(partial, sharded, costs),
       redistribution_us(partial, replicated, costs));
@@ -603,7 +612,7 @@ TEST(CostModel, ChargesNothingForAnAxisOfOne) {
   const CostModel costs;
   EXPECT_EQ(costs.collective_us(mesh, 0, CollectiveKind::kAllReduce, 1024), 0);
   EXPECT_GT(costs.collective_us(mesh, 1, CollectiveKind::kAllReduce, 0), 0);
-  EXPECT_GT(
+  EXPECT_LT(
       costs.collective_us(mesh, 1, CollectiveKind::kReduceScatter, 1 << 24),
       costs.collective_us(mesh, 1, CollectiveKind::kAllReduce, 1 << 24));
 }
