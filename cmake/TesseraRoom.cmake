@@ -103,8 +103,9 @@ function(tessera_finish_tests)
   endforeach()
 endfunction()
 
-# Sanitizer settings for a test.
+# One thread for a rank's operators, since ranks fill the cores; sanitizer settings.
 function(tessera_test_environment test)
+  set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT "OMP_NUM_THREADS=1")
   if(TESSERA_SANITIZE STREQUAL thread)
     set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT
       "TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/cmake/tsan.supp:halt_on_error=1")

@@ -2,8 +2,11 @@
 #include <fmt/format.h>
 #include <tessera/base/error.h>
 #include <tessera/comm/run_ranks.h>
+
+#include <ATen/Parallel.h>
 #include <tessera/comm/world_impl.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -180,6 +183,10 @@ void run_ranks(
         .store = store,
         .status = nullptr};
     threads.emplace_back([run, setup] {
+      const auto cores =
+          static_cast<int64_t>(std::thread::hardware_concurrency());
+      at::set_num_threads(
+          static_cast<int>(std::max<int64_t>(cores / setup.size, 1)));
       run_one(run, static_cast<std::size_t>(setup.rank), setup);
     });
   }

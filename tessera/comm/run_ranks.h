@@ -17,7 +17,8 @@ struct RunRanksOptions {
       std::chrono::seconds(120); // of the whole function
 };
 
-// Runs `fn` on `n` threads, each a rank of one fresh world, and joins them. For
+// Runs `fn` on `n` threads, each a rank of one fresh world with a fair share of
+// the cores for its operators, and joins them. For
 // tests. Throws an Error that lists every failing rank with its message; at the
 // deadline also each rank's last collective.
 void run_ranks(
