@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+// NOLINTNEXTLINE(readability-identifier-naming): CLI11's own name
 namespace CLI {
 class App;
 }

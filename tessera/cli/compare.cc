@@ -162,6 +162,7 @@ void compare_modes(const TrainPlan& plan) {
     return;
   }
   std::vector<ModeResult> results;
+  results.reserve(all.size());
   for (const Contestant& contestant : all) {
     results.push_back(contestant.result);
   }

@@ -78,7 +78,7 @@ std::unique_ptr<torch::optim::Optimizer> plain_optimizer(
       std::move(params),
       [](auto&& optimizer) -> std::unique_ptr<torch::optim::Optimizer> {
         return std::make_unique<std::decay_t<decltype(optimizer)>>(
-            std::move(optimizer));
+            std::forward<decltype(optimizer)>(optimizer));
       });
 }
 
@@ -88,7 +88,10 @@ ShardedOptimizer sharded_optimizer(
     const std::string& axis,
     const ShardOptions& options) {
   return with_optimizer(rule, std::move(params), [&](auto&& optimizer) {
-    return shard_optimizer(std::move(optimizer), ShardingStage1(axis), options);
+    return shard_optimizer(
+        std::forward<decltype(optimizer)>(optimizer),
+        ShardingStage1(axis),
+        options);
   });
 }
 
