@@ -149,7 +149,8 @@ void DTensorImpl::release_resources() {
 const char* DTensorImpl::tensorimpl_type_name() const {
   return "a distributed tensor (it has no storage of its own: use "
          "tessera::local_of or tessera::to_local for this rank's part, "
-         "tessera::full_tensor for the whole, tessera::print to print it)";
+         "tessera::print to print it, tessera::full_tensor for the whole, "
+         "also to save it: torch::save cannot write distributed tensors)";
 }
 
 DTensorPrototype::DTensorPrototype(SpecPtr spec) : spec_(spec) {
