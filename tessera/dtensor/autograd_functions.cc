@@ -39,9 +39,14 @@ at::Tensor untracked_alias(const at::Tensor& tensor) {
   return result;
 }
 
+// Autograd's arguments and saved data hold numbers, no pointers of ours.
+SpecPtr spec_at(int64_t address) {
+  // NOLINTNEXTLINE(performance-no-int-to-ptr)
+  return reinterpret_cast<SpecPtr>(static_cast<intptr_t>(address));
+}
+
 SpecPtr kept(AutogradContext* context, const char* name) {
-  return reinterpret_cast<SpecPtr>(
-      static_cast<intptr_t>(context->saved_data.at(name).toInt()));
+  return spec_at(context->saved_data.at(name).toInt());
 }
 
 // Plain gradients in a graph of distributed tensors count as replicated.
@@ -171,8 +176,7 @@ struct Distribute : public Function<Distribute> {
       const at::Tensor& /*value*/,
       const at::Tensor& whole,
       int64_t to_address) {
-    const auto* to =
-        reinterpret_cast<SpecPtr>(static_cast<intptr_t>(to_address));
+    const SpecPtr to = spec_at(to_address);
     const Placements replicated(to->placements.size(), Replicate{});
     const SpecPtr from = with_placements(to, replicated);
     return wrap_local(

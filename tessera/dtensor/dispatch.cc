@@ -64,7 +64,7 @@ Registrar& registrar() {
   return *instance;
 }
 
-const bool scanned = [] {
+const bool kScanned = [] {
   registrar().scan();
   return true;
 }();

@@ -108,8 +108,9 @@ at::Tensor wrap_local(at::Tensor local, SpecPtr spec) {
 at::Tensor to_local(
     const at::Tensor& tensor, std::optional<Placements> grad_placements) {
   const SpecPtr spec = require_dtensor(tensor, "to_local")->spec();
-  Placements placements = grad_placements.value_or(spec->placements);
-  if (!grad_placements.has_value()) {
+  const bool chosen = grad_placements.has_value();
+  Placements placements = std::move(grad_placements).value_or(spec->placements);
+  if (!chosen) {
     for (Placement& placement : placements) {
       placement = placement.is_partial() ? Placement(Replicate{}) : placement;
     }

@@ -89,7 +89,7 @@ at::Scalar identity(at::ScalarType dtype, bool of_max) {
 }
 
 std::vector<int64_t> reduced_sizes(
-    c10::IntArrayRef sizes, std::vector<int64_t> dims, bool keepdim) {
+    c10::IntArrayRef sizes, const std::vector<int64_t>& dims, bool keepdim) {
   std::vector<bool> reduced(sizes.size(), dims.empty());
   for (int64_t dim : dims) {
     reduced[static_cast<size_t>(

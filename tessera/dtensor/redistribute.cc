@@ -101,6 +101,7 @@ at::Tensor pack(
     return tensor.contiguous().view(-1);
   }
   std::vector<at::Tensor> parts;
+  parts.reserve(pieces.size());
   for (const Chunk& piece : pieces) {
     parts.push_back(
         tensor.narrow(dim, piece.size == 0 ? 0 : piece.offset, piece.size)
