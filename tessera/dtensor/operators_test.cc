@@ -221,6 +221,17 @@ Operators lookup_operators() {
        [](const Tensors& t) {
          return torch::embedding(t[0], labels({3, 5}, 7, 0));
        }},
+      {"max dim",
+       {{5, 3}},
+       [](const Tensors& t) {
+         return std::get<0>(t[0].max(0)) + std::get<0>(t[0].min(1, true));
+       }},
+      {"topk and sort",
+       {{5, 3}},
+       [](const Tensors& t) {
+         return std::get<0>(t[0].topk(2, 0)).sum() +
+             std::get<0>(t[0].sort(1)) * t[0];
+       }},
       {"index",
        {{5, 3}},
        [](const Tensors& t) {
