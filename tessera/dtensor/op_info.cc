@@ -141,7 +141,6 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) {
   }
   refuses_empty =
       name.starts_with("aten::_scaled_dot_product_flash_attention_for_cpu");
-  converts_dtype = name == "aten::_to_copy";
   is_random = op.hasTag(at::Tag::nondeterministic_seeded);
   is_inplace_view = op.hasTag(at::Tag::inplace_view);
 }

@@ -48,7 +48,6 @@ struct OpInfo {
   bool is_view = false; // a result aliases an argument that is not written
   bool refuses_empty =
       false; // libtorch's kernel fails on tensors of no element
-  bool converts_dtype = false;
   bool writes_lists = false;
   bool is_random = false; // draws from a generator
   int generator_arg = -1; // where it can be given one

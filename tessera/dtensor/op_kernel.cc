@@ -167,17 +167,6 @@ at::Tensor wrap_dynamic(
 
 } // namespace
 
-namespace {
-
-// What operator<< reads is the tensor converted to float64.
-void explain_to_printers(const at::Tensor& tensor) {
-  if (tensor.scalar_type() == at::kDouble) {
-    DTensorImpl::get(tensor)->explain_missing_storage();
-  }
-}
-
-} // namespace
-
 // The hot path.
 void OpKernel::run_simple(
     const c10::OperatorHandle& op, const ExecPlan& plan, Stack& stack) const {
@@ -199,9 +188,6 @@ void OpKernel::run_simple(
       share_version(local, base);
     }
     value = output.prototype->wrap(std::move(local));
-    if (C10_UNLIKELY(info_.converts_dtype)) {
-      explain_to_printers(value.toTensor());
-    }
   }
 }
 
