@@ -316,7 +316,7 @@ void OpKernel::finish_written(
   for (size_t i = 0; i < plan.returns.size(); ++i) {
     const at::Tensor local =
         DTensorImpl::get(written[plan.returns[i].written_index])->local();
-    local.copy_(run_steps(computed[i], plan.returns[i].steps, true));
+    run_steps_into(computed[i], plan.returns[i].steps, local);
   }
   for (const at::Tensor& tensor : written) {
     DTensorImpl* impl = tensor.defined() ? DTensorImpl::get(tensor) : nullptr;
@@ -334,10 +334,10 @@ void OpKernel::finish_written(
 void OpKernel::move_inputs(const ExecPlan& plan, Stack& stack) const {
   for (const ExecPlan::Move& move : plan.moves) {
     c10::IValue& value = argument(stack, move.arg);
-    const bool may_alias =
-        !info_.args[static_cast<size_t>(move.arg)].written && !plan.copied_view;
+    // A written tensor may be computed in place too: all of it is overwritten
+    // when it is brought back.
     const at::Tensor local = element_of(value, move.element);
-    at::Tensor moved = run_steps(local, move.steps, may_alias);
+    at::Tensor moved = run_steps(local, move.steps, !plan.copied_view);
     if (local.unsafeGetTensorImpl()->is_wrapped_number()) {
       moved.unsafeGetTensorImpl()->set_wrapped_number(true);
     }

@@ -262,6 +262,28 @@ at::Tensor run_steps(
   return current;
 }
 
+void run_steps_into(
+    const at::Tensor& local,
+    const std::vector<RedistributionStep>& steps,
+    const at::Tensor& destination) {
+  c10::impl::ExcludeDispatchKeyGuard guard(
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+  if (steps.size() == 1 && steps[0].kind == Kind::kAllGather) {
+    const StepLayout layout = step_layout(steps[0]);
+    if (destination.is_contiguous() && in_order(layout.recv) &&
+        outermost(destination.sizes(), layout.recv_dim)) {
+      group_of(steps[0])
+          .all_gather(
+              local.contiguous().view(-1),
+              destination.view(-1),
+              layout.recv_counts)
+          ->wait();
+      return;
+    }
+  }
+  destination.copy_(run_steps(local, steps, true));
+}
+
 struct PendingTensor::State {
   at::Tensor source; // kept alive
   SpecPtr to = nullptr;

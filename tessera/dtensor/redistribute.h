@@ -18,6 +18,13 @@ at::Tensor run_steps(
     const std::vector<RedistributionStep>& steps,
     bool may_alias = false);
 
+// The same, with the result in `destination`, which may share memory with
+// `local` (as the whole does with the part that was cut from it).
+void run_steps_into(
+    const at::Tensor& local,
+    const std::vector<RedistributionStep>& steps,
+    const at::Tensor& destination);
+
 // A redistribution that has been started. Move-only; wait() once.
 class PendingTensor {
  public:
