@@ -41,12 +41,8 @@ setup_torch() {
   cmp -s requirements.txt "$stamp" && return
   say "installing libtorch into .venv"
   [[ -x .venv/bin/python ]] || /usr/bin/python3 -m venv .venv
-  # PyTorch's own index has the CPU build. Under the same version the general index has one for CUDA, which needs a CUDA toolkit.
-  local index=https://download.pytorch.org/whl/cpu extra=()
-  if .venv/bin/python -c "import urllib.request as u; u.urlopen('$index/', timeout=10)" 2>/dev/null; then
-    extra=(--extra-index-url "$index")
-  fi
-  .venv/bin/python -m pip install -q "${extra[@]}" -r requirements.txt
+  # Which build comes is pip's setting (PIP_EXTRA_INDEX_URL, or pip.conf). A CUDA build needs a CUDA toolkit to configure.
+  .venv/bin/python -m pip install -q -r requirements.txt
   cp requirements.txt "$stamp"
 }
 
