@@ -49,7 +49,7 @@ add_library(tessera_build INTERFACE)
 target_include_directories(tessera_build INTERFACE ${PROJECT_SOURCE_DIR})
 target_compile_options(tessera_build INTERFACE -Wall -Wextra -Wconversion -Wshadow)
 if(TESSERA_WERROR)
-  # gcc 12 sees an overlap in std::string that is not there (its bug 105651).
+  # gcc 12 sees overlaps and overflows in std::string that are not there (its bugs 105651 and 105329).
   target_compile_options(tessera_build INTERFACE -Werror -Wno-error=restrict -Wno-error=stringop-overflow -Wno-error=stringop-overread -Wno-error=array-bounds)
 endif()
 target_compile_definitions(tessera_build INTERFACE TESSERA_VERSION="${PROJECT_VERSION}")
