@@ -116,12 +116,16 @@ def tidy_group(paths, flags):
     return code == 0, output
 
 
+def is_test(path, flags):
+    """A test, a benchmark, or what only tests use: these come with gcc's precompiled header, which clang cannot read."""
+    return path.name.endswith(("_test.cc", "_bench.cc")) or "cmake_pch" in flags[path]["command"]
+
+
 def tidy(files):
     started = time.monotonic()
     database = json.loads((ROOT / "build/compile_commands.json").read_text())
     flags = {pathlib.Path(entry["file"]).resolve(): entry for entry in database}
-    tests = ("_test.cc", "_bench.cc")
-    chosen = files or [path for path in sorted(flags) if path.is_relative_to(ROOT / "tessera") and not path.name.endswith(tests)]
+    chosen = files or [path for path in sorted(flags) if path.is_relative_to(ROOT / "tessera") and not is_test(path, flags)]
     good = True
     groups = groups_of(chosen)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
