@@ -5,10 +5,10 @@
 #include <sys/syscall.h>
 #include <tessera/base/error.h>
 #include <tessera/base/text.h>
+#include <tessera/comm/call_header.h>
 #include <tessera/comm/rendezvous.h>
 #include <tessera/comm/shm_engine.h>
 #include <tessera/comm/shm_futex.h>
-#include <tessera/comm/shm_header.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -162,26 +162,13 @@ void ShmEngine::throw_if_failed() {
   throw PeerError(message);
 }
 
-void ShmEngine::announce(const ShmCall& call) {
+void ShmEngine::announce(const CallDescription& call) {
   operation_ = name_of(call.kind);
   throw_if_failed(); // before the header: peers may still compare the last one
   ++seq_;
-  ShmHeader& header = window_->header(rank_, seq_);
+  CallHeader& header = window_->header(rank_, seq_);
+  header = header_of(call, seq_);
   header_ = &header;
-  header.seq = seq_;
-  header.kind = call.kind;
-  header.dtype = static_cast<int8_t>(call.dtype);
-  header.has_op = call.op.has_value();
-  header.op = call.op.value_or(ReduceOp::kSum);
-  header.root = call.root;
-  header.ndim = call.shape ? static_cast<int64_t>(call.shape->size()) : -1;
-  if (call.shape) {
-    std::copy_n(
-        call.shape->begin(),
-        std::min(call.shape->size(), kMaxHeaderDims),
-        header.sizes.begin());
-  }
-  copy_text(header.asker.data(), header.asker.size(), AskerScope::current());
   int64_t* counts = window_->counts(rank_, seq_);
   std::copy(call.counts.begin(), call.counts.end(), counts);
   std::copy(call.out_counts.begin(), call.out_counts.end(), counts + size_);
@@ -373,15 +360,15 @@ void ShmEngine::compare_headers(bool only_arrived) {
   const auto announcement = [&](int64_t rank) {
     const int64_t* counts = window_->counts(rank, seq_);
     const auto n = static_cast<std::size_t>(size_);
-    return ShmAnnouncement{
+    return Announcement{
         window_->header(rank, seq_), {counts, n}, {counts + size_, n}};
   };
-  const ShmAnnouncement mine = announcement(rank_);
+  const Announcement mine = announcement(rank_);
   for (int64_t peer = 0; peer < size_; ++peer) {
     if (peer == rank_ || (only_arrived && !has_arrived(peer))) {
       continue;
     }
-    const ShmAnnouncement theirs = announcement(peer);
+    const Announcement theirs = announcement(peer);
     const char* mismatch = find_mismatch(mine, theirs);
     if (mismatch != nullptr) {
       checked_ = true;

@@ -19,18 +19,6 @@
 
 namespace tessera {
 
-// What a call announces to the peers. Calls have a shape, or counts per rank.
-struct ShmCall {
-  CollectiveKind kind;
-  at::ScalarType dtype = at::kByte;
-  std::optional<ReduceOp> op = std::nullopt;
-  int64_t root = -1;
-  std::optional<at::IntArrayRef> shape = std::nullopt;
-  std::span<const int64_t> counts = {};
-  std::span<const int64_t> out_counts =
-      {}; // all_to_all only; `counts` are then what this rank gives
-};
-
 // One rank's end of a window: the collectives as blocking calls, the check of
 // every call against the peers', and the watch over the peers. shm_backend.cc
 // tells the protocol. Calls of several threads of one rank take turns.
@@ -81,7 +69,7 @@ class ShmEngine {
 
   // The parts of a call, in this order: announce once, then any number of
   // meetings, between which buffers are filled and read.
-  void announce(const ShmCall& call);
+  void announce(const CallDescription& call);
   void meet();
   uint32_t next_step() const {
     return step_ + 1;
@@ -121,7 +109,7 @@ class ShmEngine {
   std::string_view operation_ = "group"; // the running call, for messages
   uint64_t seq_ = 0;
   uint32_t step_ = 0;
-  ShmHeader* header_ = nullptr; // of the running call
+  CallHeader* header_ = nullptr; // of the running call
   bool checked_ = true; // the running call's header against its peers
 };
 

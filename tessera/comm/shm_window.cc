@@ -27,7 +27,7 @@ constexpr std::size_t round_up(std::size_t value, std::size_t unit) {
 struct Layout {
   explicit Layout(int64_t size) : n(static_cast<std::size_t>(size)) {
     header_bytes =
-        round_up(sizeof(ShmHeader) + 2 * n * sizeof(int64_t), kCacheLine);
+        round_up(sizeof(CallHeader) + 2 * n * sizeof(int64_t), kCacheLine);
     members = round_up(sizeof(ShmControl), kCacheLine);
     headers = members + n * sizeof(ShmMember);
     channels = headers + 2 * n * header_bytes;
@@ -175,15 +175,15 @@ ShmMember& ShmWindow::member(int64_t rank) const {
       reinterpret_cast<ShmMember*>(at(Layout(size_).members)) + rank);
 }
 
-ShmHeader& ShmWindow::header(int64_t rank, uint64_t parity) const {
+CallHeader& ShmWindow::header(int64_t rank, uint64_t parity) const {
   const Layout layout(size_);
-  return *std::launder(reinterpret_cast<ShmHeader*>(
+  return *std::launder(reinterpret_cast<CallHeader*>(
       at(layout.headers + index(rank, size_, parity) * layout.header_bytes)));
 }
 
 int64_t* ShmWindow::counts(int64_t rank, uint64_t parity) const {
   return reinterpret_cast<int64_t*>(
-      reinterpret_cast<std::byte*>(&header(rank, parity)) + sizeof(ShmHeader));
+      reinterpret_cast<std::byte*>(&header(rank, parity)) + sizeof(CallHeader));
 }
 
 std::byte* ShmWindow::input(int64_t rank, uint64_t parity) const {

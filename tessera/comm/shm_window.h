@@ -2,8 +2,7 @@
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
-#include <tessera/comm/record.h>
-#include <tessera/comm/reduce_op.h>
+#include <tessera/comm/call_header.h>
 
 #include <array>
 #include <atomic>
@@ -17,25 +16,10 @@
 namespace tessera {
 
 constexpr std::size_t kCacheLine = 64;
-constexpr std::size_t kMaxHeaderDims = 16;
 
 enum class MemberState : uint32_t { kAbsent, kPresent, kLeft };
 enum class FailureState : uint32_t { kNone, kBeingWritten, kPublished };
 enum class FailureKind : uint32_t { kPeer, kTimeout };
-
-// One call as one rank announces it. The counts of the call follow it in the
-// window, see ShmWindow::counts().
-struct ShmHeader {
-  uint64_t seq;
-  CollectiveKind kind;
-  ReduceOp op;
-  int8_t dtype;
-  bool has_op;
-  int64_t root; // -1: none
-  int64_t ndim; // -1: the call has counts instead of a shape
-  std::array<int64_t, kMaxHeaderDims> sizes;
-  std::array<char, 48> asker;
-};
 
 // What all ranks of the window write.
 struct ShmControl {
@@ -98,7 +82,7 @@ class ShmWindow {
   ShmMember& member(int64_t rank) const;
   // Calls alternate between two headers, steps between two buffers: `parity` is
   // the sequence number's or the step's.
-  ShmHeader& header(int64_t rank, uint64_t parity) const;
+  CallHeader& header(int64_t rank, uint64_t parity) const;
   int64_t* counts(int64_t rank, uint64_t parity) const; // 2 * size()
   std::byte* input(int64_t rank, uint64_t parity) const; // what the rank gives
   std::byte* result(

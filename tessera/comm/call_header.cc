@@ -2,14 +2,14 @@
 #include <c10/core/ScalarType.h>
 #include <fmt/format.h>
 #include <tessera/base/text.h>
-#include <tessera/comm/shm_header.h>
+#include <tessera/comm/call_header.h>
 
 #include <algorithm>
 
 namespace tessera {
 namespace {
 
-std::span<const int64_t> shape_of(const ShmHeader& header) {
+std::span<const int64_t> shape_of(const CallHeader& header) {
   const auto ndim = std::min(
       static_cast<std::size_t>(std::max<int64_t>(header.ndim, 0)),
       kMaxHeaderDims);
@@ -18,8 +18,27 @@ std::span<const int64_t> shape_of(const ShmHeader& header) {
 
 } // namespace
 
-std::string describe(const ShmAnnouncement& call) {
-  const ShmHeader& header = call.header;
+CallHeader header_of(const CallDescription& call, uint64_t seq) {
+  CallHeader header{};
+  header.seq = seq;
+  header.kind = call.kind;
+  header.dtype = static_cast<int8_t>(call.dtype);
+  header.has_op = call.op.has_value();
+  header.op = call.op.value_or(ReduceOp::kSum);
+  header.root = call.root;
+  header.ndim = call.shape ? static_cast<int64_t>(call.shape->size()) : -1;
+  if (call.shape) {
+    std::copy_n(
+        call.shape->begin(),
+        std::min(call.shape->size(), kMaxHeaderDims),
+        header.sizes.begin());
+  }
+  copy_text(header.asker.data(), header.asker.size(), AskerScope::current());
+  return header;
+}
+
+std::string describe(const Announcement& call) {
+  const CallHeader& header = call.header;
   std::string text(name_of(header.kind));
   if (header.has_op) {
     text += fmt::format("({})", name_of(header.op));
@@ -49,9 +68,9 @@ std::string describe(const ShmAnnouncement& call) {
 }
 
 const char* find_mismatch(
-    const ShmAnnouncement& mine, const ShmAnnouncement& theirs) {
-  const ShmHeader& a = mine.header;
-  const ShmHeader& b = theirs.header;
+    const Announcement& mine, const Announcement& theirs) {
+  const CallHeader& a = mine.header;
+  const CallHeader& b = theirs.header;
   if (a.kind != b.kind) {
     return "operations";
   }
