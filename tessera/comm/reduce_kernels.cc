@@ -1,19 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 #include <tessera/base/error.h>
 #include <tessera/comm/reduce_kernels.h>
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cstring>
 #include <string>
 #include <type_traits>
+
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
 
 namespace tessera {
 namespace {
 
 constexpr int64_t kBlock =
     512; // elements that accumulate in the first-level cache
+
+// A bfloat16 whose conversions compilers can put into vectors: c10's go by a
+// branch.
+struct BFloat16 {
+  uint16_t bits;
+
+  BFloat16() = default;
+  explicit BFloat16(float value) {
+    const auto word = std::bit_cast<uint32_t>(value);
+    const uint32_t rounded = (word + 0x7fff + ((word >> 16) & 1)) >> 16;
+    const bool nan = (word & 0x7fffffff) > 0x7f800000;
+    bits = static_cast<uint16_t>(nan ? 0x7fc0 : rounded);
+  }
+  explicit operator float() const {
+    return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+  }
+};
 
 struct Sum {
   template <typename T>
@@ -54,72 +76,204 @@ struct Max {
   }
 };
 
-// T is stored, A accumulates. Every source block is read before the same block
-// of `out` is written.
-template <typename T, typename A, typename Op, bool kAverage>
-void reduce_blocks(
-    std::span<const std::byte* const> sources, std::byte* out, int64_t count) {
-  std::array<A, kBlock> sum;
-  const auto ranks = static_cast<A>(sources.size());
-  for (int64_t begin = 0; begin < count; begin += kBlock) {
-    const int64_t length = std::min(kBlock, count - begin);
-    const T* first = reinterpret_cast<const T*>(sources[0]) + begin;
+struct Job {
+  std::span<const std::byte* const> sources;
+  std::span<std::byte* const> targets;
+  int64_t count;
+  Store store;
+};
+
+// `bytes` is a multiple of 16, `to` aligned to 16.
+void stream_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
+#if defined(__x86_64__)
+  for (std::size_t i = 0; i < bytes; i += 16) {
+    _mm_stream_si128(
+        reinterpret_cast<__m128i*>(to + i),
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
+  }
+#else
+  std::memcpy(to, from, bytes);
+#endif
+}
+
+// Streamed stores are seen by others only after this.
+void finish_streaming() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}
+
+bool can_stream(const std::byte* to) {
+  return reinterpret_cast<std::uintptr_t>(to) % 16 == 0;
+}
+
+void put(std::byte* to, const std::byte* from, std::size_t bytes, Store store) {
+  if (store == Store::kStreamed && bytes % 16 == 0 && can_stream(to)) {
+    stream_bytes(to, from, bytes);
+  } else {
+    std::memcpy(to, from, bytes);
+  }
+}
+
+// sum[i] = op of all sources at begin + i. T is stored, A accumulates.
+template <typename T, typename A, typename Op>
+[[gnu::always_inline]] inline void accumulate(
+    const Job& job, int64_t begin, int64_t length, A* sum) {
+  const auto source = [&](std::size_t index) {
+    return reinterpret_cast<const T*>(job.sources[index]) + begin;
+  };
+  const T* first = source(0);
+  if (job.sources.size() == 1) {
     for (int64_t i = 0; i < length; ++i) {
       // An int8_t is a number here, its sign wanted.
       // NOLINTNEXTLINE(bugprone-signed-char-misuse)
-      sum[static_cast<std::size_t>(i)] = static_cast<A>(first[i]);
+      sum[i] = static_cast<A>(first[i]);
     }
-    for (std::size_t source = 1; source < sources.size(); ++source) {
-      const T* next = reinterpret_cast<const T*>(sources[source]) + begin;
-      for (int64_t i = 0; i < length; ++i) {
-        sum[static_cast<std::size_t>(i)] = Op::apply(
-            sum[static_cast<std::size_t>(i)], static_cast<A>(next[i]));
-      }
-    }
-    T* target = reinterpret_cast<T*>(out) + begin;
+    return;
+  }
+  const T* second = source(1);
+  for (int64_t i = 0; i < length; ++i) {
+    sum[i] = Op::apply(static_cast<A>(first[i]), static_cast<A>(second[i]));
+  }
+  for (std::size_t index = 2; index < job.sources.size(); ++index) {
+    const T* next = source(index);
     for (int64_t i = 0; i < length; ++i) {
-      const A value = sum[static_cast<std::size_t>(i)];
-      target[i] =
-          static_cast<T>(kAverage ? static_cast<A>(value / ranks) : value);
+      sum[i] = Op::apply(sum[i], static_cast<A>(next[i]));
     }
   }
+}
+
+// Block by block, so that sums stay in the first-level cache. Every source
+// block is read before the same block of a target is written.
+template <typename T, typename A, typename Op, bool kAverage>
+[[gnu::always_inline]] inline void reduce_blocks(const Job& job) {
+  alignas(64) std::array<A, kBlock> sum;
+  alignas(64) std::array<T, kBlock> rounded;
+  const auto ranks = static_cast<A>(job.sources.size());
+  for (int64_t begin = 0; begin < job.count; begin += kBlock) {
+    const int64_t length = std::min(kBlock, job.count - begin);
+    accumulate<T, A, Op>(job, begin, length, sum.data());
+    for (int64_t i = 0; i < length; ++i) {
+      const A value = sum[static_cast<std::size_t>(i)];
+      rounded[static_cast<std::size_t>(i)] =
+          static_cast<T>(kAverage ? static_cast<A>(value / ranks) : value);
+    }
+    const auto offset = static_cast<std::size_t>(begin) * sizeof(T);
+    for (std::byte* target : job.targets) {
+      put(target + offset,
+          reinterpret_cast<const std::byte*>(rounded.data()),
+          static_cast<std::size_t>(length) * sizeof(T),
+          job.store);
+    }
+  }
+}
+
+// Two ranks, one result that stays in the caches: no detour by a block.
+template <typename T, typename Op>
+[[gnu::always_inline]] inline void reduce_two(const Job& job) {
+  const T* first = reinterpret_cast<const T*>(job.sources[0]);
+  const T* second = reinterpret_cast<const T*>(job.sources[1]);
+  T* target = reinterpret_cast<T*>(job.targets[0]);
+#pragma GCC ivdep
+  for (int64_t i = 0; i < job.count; ++i) {
+    target[i] = Op::apply(first[i], second[i]);
+  }
+}
+
+template <typename T, typename A, typename Op, bool kAverage>
+[[gnu::always_inline]] inline void reduce_job(const Job& job) {
+  if constexpr (std::is_same_v<T, A> && !kAverage) {
+    if (job.sources.size() == 2 && job.targets.size() == 1 &&
+        job.store == Store::kCached) {
+      return reduce_two<T, Op>(job);
+    }
+  }
+  reduce_blocks<T, A, Op, kAverage>(job);
+}
+
+template <typename T, typename A, typename Op, bool kAverage>
+void reduce_plain(const Job& job) {
+  reduce_job<T, A, Op, kAverage>(job);
+}
+
+#if defined(__x86_64__)
+template <typename T, typename A, typename Op, bool kAverage>
+[[gnu::target("avx2")]] void reduce_avx2(const Job& job) {
+  reduce_job<T, A, Op, kAverage>(job);
+}
+
+bool has_avx2() {
+  static const bool has = __builtin_cpu_supports("avx2") != 0;
+  return has;
+}
+#endif
+
+template <typename T, typename A, typename Op, bool kAverage>
+void reduce(const Job& job) {
+#if defined(__x86_64__)
+  if (has_avx2()) {
+    return reduce_avx2<T, A, Op, kAverage>(job);
+  }
+#endif
+  reduce_plain<T, A, Op, kAverage>(job);
 }
 
 template <typename T, typename A, typename Average>
-void reduce_numbers(
-    ReduceOp op,
-    std::span<const std::byte* const> sources,
-    std::byte* out,
-    int64_t count) {
+void reduce_numbers(ReduceOp op, const Job& job) {
   switch (op) {
     case ReduceOp::kSum:
-      return reduce_blocks<T, A, Sum, false>(sources, out, count);
+      return reduce<T, A, Sum, false>(job);
     case ReduceOp::kAvg:
-      return reduce_blocks<T, Average, Sum, true>(sources, out, count);
+      return reduce<T, Average, Sum, true>(job);
     case ReduceOp::kMin:
-      return reduce_blocks<T, A, Min, false>(sources, out, count);
+      return reduce<T, A, Min, false>(job);
     case ReduceOp::kMax:
-      return reduce_blocks<T, A, Max, false>(sources, out, count);
+      return reduce<T, A, Max, false>(job);
     case ReduceOp::kProduct:
-      return reduce_blocks<T, A, Product, false>(sources, out, count);
+      return reduce<T, A, Product, false>(job);
   }
 }
 
-void reduce_bools(
-    ReduceOp op,
-    std::span<const std::byte* const> sources,
-    std::byte* out,
-    int64_t count) {
+void reduce_bools(ReduceOp op, const Job& job) {
   switch (op) {
     case ReduceOp::kSum:
     case ReduceOp::kMax:
-      return reduce_blocks<uint8_t, uint8_t, Max, false>(sources, out, count);
+      return reduce<uint8_t, uint8_t, Max, false>(job);
     case ReduceOp::kProduct:
     case ReduceOp::kMin:
-      return reduce_blocks<uint8_t, uint8_t, Min, false>(sources, out, count);
+      return reduce<uint8_t, uint8_t, Min, false>(job);
     case ReduceOp::kAvg:
       throw UsageError(
           "reduce: avg of bool has no meaning; convert it to a float dtype");
+  }
+}
+
+void reduce_any(c10::ScalarType dtype, ReduceOp op, const Job& job) {
+  switch (dtype) {
+    case c10::ScalarType::Float:
+      return reduce_numbers<float, float, float>(op, job);
+    case c10::ScalarType::Double:
+      return reduce_numbers<double, double, double>(op, job);
+    case c10::ScalarType::BFloat16:
+      return reduce_numbers<BFloat16, float, float>(op, job);
+    case c10::ScalarType::Half:
+      return reduce_numbers<c10::Half, float, float>(op, job);
+    case c10::ScalarType::Byte:
+      return reduce_numbers<uint8_t, uint8_t, int64_t>(op, job);
+    case c10::ScalarType::Char:
+      return reduce_numbers<int8_t, int8_t, int64_t>(op, job);
+    case c10::ScalarType::Short:
+      return reduce_numbers<int16_t, int16_t, int64_t>(op, job);
+    case c10::ScalarType::Int:
+      return reduce_numbers<int32_t, int32_t, int64_t>(op, job);
+    case c10::ScalarType::Long:
+      return reduce_numbers<int64_t, int64_t, int64_t>(op, job);
+    case c10::ScalarType::Bool:
+      return reduce_bools(op, job);
+    default:
+      throw UsageError(
+          std::string("reduce: dtype ") + c10::toString(dtype) +
+          " cannot be reduced; convert it first");
   }
 }
 
@@ -129,35 +283,32 @@ void reduce_in_order(
     c10::ScalarType dtype,
     ReduceOp op,
     std::span<const std::byte* const> sources,
-    std::byte* out,
-    int64_t count) {
-  switch (dtype) {
-    case c10::ScalarType::Float:
-      return reduce_numbers<float, float, float>(op, sources, out, count);
-    case c10::ScalarType::Double:
-      return reduce_numbers<double, double, double>(op, sources, out, count);
-    case c10::ScalarType::BFloat16:
-      return reduce_numbers<c10::BFloat16, float, float>(
-          op, sources, out, count);
-    case c10::ScalarType::Half:
-      return reduce_numbers<c10::Half, float, float>(op, sources, out, count);
-    case c10::ScalarType::Byte:
-      return reduce_numbers<uint8_t, uint8_t, int64_t>(op, sources, out, count);
-    case c10::ScalarType::Char:
-      return reduce_numbers<int8_t, int8_t, int64_t>(op, sources, out, count);
-    case c10::ScalarType::Short:
-      return reduce_numbers<int16_t, int16_t, int64_t>(op, sources, out, count);
-    case c10::ScalarType::Int:
-      return reduce_numbers<int32_t, int32_t, int64_t>(op, sources, out, count);
-    case c10::ScalarType::Long:
-      return reduce_numbers<int64_t, int64_t, int64_t>(op, sources, out, count);
-    case c10::ScalarType::Bool:
-      return reduce_bools(op, sources, out, count);
-    default:
-      throw UsageError(
-          std::string("reduce: dtype ") + c10::toString(dtype) +
-          " cannot be reduced; convert it first");
+    std::span<std::byte* const> targets,
+    int64_t count,
+    Store store) {
+  if (count > 0) {
+    reduce_any(dtype, op, {sources, targets, count, store});
+    if (store == Store::kStreamed) {
+      finish_streaming();
+    }
   }
+}
+
+void copy_bytes(
+    std::byte* to, const std::byte* from, int64_t bytes, Store store) {
+  if (bytes <= 0 || to == from) {
+    return;
+  }
+  auto length = static_cast<std::size_t>(bytes);
+  if (store == Store::kStreamed && can_stream(to)) {
+    const std::size_t streamed = length / 16 * 16;
+    stream_bytes(to, from, streamed);
+    finish_streaming();
+    to += streamed;
+    from += streamed;
+    length -= streamed;
+  }
+  std::memcpy(to, from, length);
 }
 
 } // namespace tessera

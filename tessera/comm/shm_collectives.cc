@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The data movement of each collective, as steps between two meetings.
 // shm_backend.cc tells why a buffer may be written again when its parity comes
-// round.
+// round, and how ranks that lend their memory and ranks that stage go together.
 #include <tessera/comm/reduce_kernels.h>
 #include <tessera/comm/shm_engine.h>
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 
 namespace tessera {
@@ -14,6 +13,12 @@ namespace {
 
 constexpr int64_t kUnit = 64; // elements: parts begin at cache lines for every
                               // dtype but bool and bytes, which need no care
+// Up to here a second meeting costs more than a copy through the window.
+constexpr int64_t kStagedBytes = 4 << 10;
+// all_reduce up to here: everyone reduces everything, for one meeting.
+constexpr int64_t kWholeBytes = 16 << 10;
+// Results from here on are written past the caches.
+constexpr int64_t kStreamedBytes = 8 << 20;
 
 int64_t divide_up(int64_t value, int64_t divisor) {
   return (value + divisor - 1) / divisor;
@@ -34,12 +39,6 @@ std::byte* write_to(const at::Tensor& tensor, int64_t index = 0) {
       : data + index * static_cast<int64_t>(tensor.element_size());
 }
 
-void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
-  if (bytes > 0 && to != from) {
-    std::memcpy(to, from, static_cast<std::size_t>(bytes));
-  }
-}
-
 // Elements of `count` that lie in [begin, begin + length).
 int64_t clipped(int64_t count, int64_t begin, int64_t length) {
   return std::clamp<int64_t>(count - begin, 0, length);
@@ -49,6 +48,10 @@ std::vector<int64_t> starts_of(std::span<const int64_t> counts) {
   std::vector<int64_t> starts(counts.size());
   std::exclusive_scan(counts.begin(), counts.end(), starts.begin(), int64_t{0});
   return starts;
+}
+
+int64_t sum_of(std::span<const int64_t> counts) {
+  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
 int64_t largest_of(std::span<const int64_t> counts) {
@@ -61,19 +64,91 @@ int64_t part_capacity(int64_t parts, int64_t element) {
       kUnit * kUnit;
 }
 
+// What is worth lending of `tensor`, of which a call moves `bytes`.
+at::Tensor lent(const at::Tensor& tensor, int64_t bytes) {
+  return bytes > kStagedBytes ? tensor : at::Tensor();
+}
+
+Store store_for(int64_t bytes) {
+  return bytes >= kStreamedBytes ? Store::kStreamed : Store::kCached;
+}
+
 } // namespace
 
+class ShmEngine::TouchScope {
+ public:
+  explicit TouchScope(ShmEngine& engine)
+      : flag_(engine.window_->member(engine.rank_).touching) {
+    if (!engine.any_in_place_) {
+      return;
+    }
+    // Either this rank sees the failure, or whoever fails waits for this rank.
+    flag_.store(1, std::memory_order_seq_cst);
+    engine.throw_if_failed();
+  }
+  ~TouchScope() {
+    end();
+  }
+  TouchScope(const TouchScope&) = delete;
+  TouchScope& operator=(const TouchScope&) = delete;
+  void end() {
+    flag_.store(0, std::memory_order_release);
+  }
+
+ private:
+  std::atomic<uint32_t>& flag_;
+};
+
+// Moves the data of a call: `move` takes one piece of everybody's part to where
+// it belongs, after `stage` has put this rank's share of it into the window. In
+// place where all ranks lend: then one piece is all, and a last meeting tells
+// that nobody reads any more. `longest` is the longest part, known to all after
+// the first meeting.
+void ShmEngine::in_pieces(
+    int64_t capacity,
+    c10::function_ref<int64_t(int64_t)> bytes_of,
+    c10::function_ref<int64_t()> longest,
+    c10::function_ref<void(const Piece&)> stage,
+    c10::function_ref<void(const Piece&)> move) {
+  Piece piece{0, capacity, next_step()};
+  if (stages()) {
+    stage(piece);
+  }
+  meet();
+  find_places(bytes_of);
+  const int64_t total = longest();
+  TouchScope touch(*this);
+  if (all_in_place_) {
+    piece.length = total;
+  }
+  move(piece);
+  for (piece.begin = piece.length; piece.begin < total;
+       piece.begin += capacity) {
+    piece.step = next_step();
+    if (stages()) {
+      stage(piece);
+    }
+    meet();
+    move(piece);
+  }
+  touch.end();
+  if (any_in_place_) {
+    meet();
+  }
+  given_ = at::Tensor();
+}
+
 void ShmEngine::all_reduce(const at::Tensor& tensor, ReduceOp op) {
-  constexpr int64_t kWholeBytes = 32
-      << 10; // below this one meeting costs more than reducing everything
-             // everywhere
   const std::scoped_lock lock(mutex_);
+  const auto bytes = static_cast<int64_t>(tensor.nbytes());
+  const bool whole = bytes <= kWholeBytes;
   announce(
       {.kind = CollectiveKind::kAllReduce,
        .dtype = tensor.scalar_type(),
        .op = op,
-       .shape = tensor.sizes()});
-  if (static_cast<int64_t>(tensor.nbytes()) <= kWholeBytes) {
+       .shape = tensor.sizes()},
+      whole ? at::Tensor() : tensor);
+  if (whole) {
     all_reduce_whole(tensor, op);
   } else {
     all_reduce_by_parts(tensor, op);
@@ -87,70 +162,97 @@ void ShmEngine::all_reduce_whole(const at::Tensor& tensor, ReduceOp op) {
       read_from(tensor),
       static_cast<int64_t>(tensor.nbytes()));
   meet();
-  std::vector<const std::byte*> sources;
+  sources_.clear();
   for (int64_t rank = 0; rank < size_; ++rank) {
-    sources.push_back(
+    sources_.push_back(
         rank == rank_ ? read_from(tensor) : window_->input(rank, step));
   }
   reduce_in_order(
-      tensor.scalar_type(), op, sources, write_to(tensor), tensor.numel());
+      tensor.scalar_type(), op, sources_, write_to(tensor), tensor.numel());
 }
 
-// Each rank reduces its own part of each chunk and the others fetch it one step
-// later.
+// One rank's part of a piece of an all_reduce.
+struct ShmEngine::Part {
+  int64_t begin; // in the tensor
+  int64_t count;
+  int64_t offset; // in the staging buffer, in elements
+};
+
+// Reduces this rank's part into its own tensor, into those that are lent, and,
+// where a rank stages, into the result buffer.
+void ShmEngine::reduce_part(
+    const at::Tensor& tensor, ReduceOp op, const Part& part, uint32_t step) {
+  const auto element = static_cast<int64_t>(tensor.element_size());
+  sources_.clear();
+  targets_.clear();
+  for (int64_t rank = 0; rank < size_; ++rank) {
+    std::byte* data = rank == rank_ ? write_to(tensor) : place(rank);
+    sources_.push_back(
+        data != nullptr ? data + part.begin * element
+                        : window_->input(rank, step) + part.offset * element);
+    if (data != nullptr) {
+      targets_.push_back(data + part.begin * element);
+    }
+  }
+  if (!all_in_place_) {
+    targets_.push_back(window_->result(rank_, step));
+  }
+  reduce_in_order(tensor.scalar_type(), op, sources_, targets_, part.count);
+}
+
+// Each rank reduces its own part of each piece. Those who stage fetch the
+// others' parts one step later.
 void ShmEngine::all_reduce_by_parts(const at::Tensor& tensor, ReduceOp op) {
   const auto element = static_cast<int64_t>(tensor.element_size());
   const int64_t capacity = part_capacity(size_, element);
-  const int64_t steps = divide_up(tensor.numel(), capacity * size_);
-  std::byte* data = write_to(tensor);
-  std::vector<const std::byte*> sources(static_cast<std::size_t>(size_));
-  struct Part {
-    int64_t begin;
-    int64_t count;
-  };
-  const auto part_of = [&](int64_t chunk, int64_t rank) {
-    const int64_t chunk_begin = chunk * capacity * size_;
-    const int64_t chunk_count =
-        std::min(capacity * size_, tensor.numel() - chunk_begin);
-    const int64_t length = std::min(
-        capacity, divide_up(divide_up(chunk_count, size_), kUnit) * kUnit);
+  int64_t piece = capacity * size_; // elements of all parts of one piece
+  const auto part_of = [&](int64_t begin, int64_t rank) {
+    const int64_t count = std::min(piece, tensor.numel() - begin);
+    const int64_t length = divide_up(divide_up(count, size_), kUnit) * kUnit;
     return Part{
-        chunk_begin + rank * length,
-        clipped(chunk_count, rank * length, length)};
+        begin + rank * length,
+        clipped(count, rank * length, length),
+        rank * capacity};
   };
-  for (int64_t chunk = 0; chunk <= steps; ++chunk) {
-    const uint32_t step = next_step();
-    for (int64_t peer = 0; peer < size_ && chunk < steps; ++peer) {
+  const auto for_others = [&](int64_t begin, const auto& copy) {
+    for (int64_t peer = 0; peer < size_ && stages(); ++peer) {
+      const Part part = part_of(begin, peer);
       if (peer != rank_) {
-        const Part part = part_of(chunk, peer);
-        copy_bytes(
-            window_->input(rank_, step) + peer * capacity * element,
-            data + part.begin * element,
+        copy(
+            write_to(tensor, part.begin),
+            part.offset * element,
+            peer,
             part.count * element);
       }
+    }
+  };
+  const auto stage = [&](int64_t begin, uint32_t step) {
+    for_others(begin, [&](auto* data, int64_t at, int64_t, int64_t bytes) {
+      copy_bytes(window_->input(rank_, step) + at, data, bytes);
+    });
+  };
+  stage(0, next_step());
+  meet();
+  find_places([&](int64_t) { return tensor.numel() * element; });
+  TouchScope touch(*this);
+  if (all_in_place_) {
+    piece = tensor.numel();
+  }
+  for (int64_t begin = 0; begin < tensor.numel(); begin += piece) {
+    const uint32_t step = step_;
+    reduce_part(tensor, op, part_of(begin, rank_), step);
+    const int64_t next = begin + piece;
+    if (next < tensor.numel()) {
+      stage(next, next_step());
+    } else {
+      touch.end();
     }
     meet();
-    for (int64_t peer = 0; peer < size_ && chunk > 0; ++peer) {
-      if (peer != rank_) {
-        const Part part = part_of(chunk - 1, peer);
-        copy_bytes(
-            data + part.begin * element,
-            window_->result(peer, step - 1),
-            part.count * element);
-      }
-    }
-    if (chunk < steps) {
-      const Part own = part_of(chunk, rank_);
-      for (int64_t rank = 0; rank < size_; ++rank) {
-        sources[static_cast<std::size_t>(rank)] = rank == rank_
-            ? data + own.begin * element
-            : window_->input(rank, step) + rank_ * capacity * element;
-      }
-      std::byte* result = window_->result(rank_, step);
-      reduce_in_order(tensor.scalar_type(), op, sources, result, own.count);
-      copy_bytes(data + own.begin * element, result, own.count * element);
-    }
+    for_others(begin, [&](auto* data, int64_t, int64_t peer, int64_t bytes) {
+      copy_bytes(data, window_->result(peer, step), bytes);
+    });
   }
+  given_ = at::Tensor();
 }
 
 void ShmEngine::reduce_scatter(
@@ -159,41 +261,51 @@ void ShmEngine::reduce_scatter(
     std::span<const int64_t> counts,
     ReduceOp op) {
   const std::scoped_lock lock(mutex_);
+  const auto bytes = static_cast<int64_t>(in.nbytes());
   announce(
       {.kind = CollectiveKind::kReduceScatter,
        .dtype = in.scalar_type(),
        .op = op,
-       .counts = counts});
+       .counts = counts},
+      lent(in, bytes));
   const auto element = static_cast<int64_t>(in.element_size());
   const int64_t capacity = part_capacity(size_, element);
   const std::vector<int64_t> starts = starts_of(counts);
   const auto own = static_cast<std::size_t>(rank_);
-  std::vector<const std::byte*> sources(counts.size());
-  const int64_t steps =
-      std::max<int64_t>(1, divide_up(largest_of(counts), capacity));
-  for (int64_t begin = 0; begin < steps * capacity; begin += capacity) {
-    const uint32_t step = next_step();
-    for (std::size_t peer = 0; peer < counts.size(); ++peer) {
-      if (peer != own) {
-        copy_bytes(
-            window_->input(rank_, step) +
-                static_cast<int64_t>(peer) * capacity * element,
-            read_from(in, starts[peer] + begin),
-            clipped(counts[peer], begin, capacity) * element);
-      }
-    }
-    meet();
-    for (int64_t rank = 0; rank < size_; ++rank) {
-      sources[static_cast<std::size_t>(rank)] = rank == rank_
-          ? read_from(in, starts[own] + begin)
-          : window_->input(rank, step) + rank_ * capacity * element;
-    }
-    const int64_t count = clipped(counts[own], begin, capacity);
-    if (count > 0) {
-      reduce_in_order(
-          in.scalar_type(), op, sources, write_to(out, begin), count);
-    }
-  }
+  in_pieces(
+      capacity,
+      [&](int64_t) { return bytes; },
+      [&] { return largest_of(counts); },
+      [&](const Piece& piece) {
+        for (std::size_t peer = 0; peer < counts.size(); ++peer) {
+          if (peer != own) {
+            copy_bytes(
+                window_->input(rank_, piece.step) +
+                    static_cast<int64_t>(peer) * capacity * element,
+                read_from(in, starts[peer] + piece.begin),
+                clipped(counts[peer], piece.begin, capacity) * element);
+          }
+        }
+      },
+      [&](const Piece& piece) {
+        const int64_t first = (starts[own] + piece.begin) * element;
+        sources_.clear();
+        for (int64_t rank = 0; rank < size_; ++rank) {
+          const std::byte* data = rank == rank_ ? read_from(in) : place(rank);
+          sources_.push_back(
+              data != nullptr ? data + first
+                              : window_->input(rank, piece.step) +
+                      rank_ * capacity * element);
+        }
+        targets_.assign(1, write_to(out, piece.begin));
+        reduce_in_order(
+            in.scalar_type(),
+            op,
+            sources_,
+            targets_,
+            clipped(counts[own], piece.begin, piece.length),
+            store_for(static_cast<int64_t>(out.nbytes())));
+      });
 }
 
 void ShmEngine::all_gather(
@@ -201,31 +313,39 @@ void ShmEngine::all_gather(
     const at::Tensor& out,
     std::span<const int64_t> counts) {
   const std::scoped_lock lock(mutex_);
+  const auto bytes = static_cast<int64_t>(out.nbytes());
   announce(
       {.kind = CollectiveKind::kAllGather,
        .dtype = in.scalar_type(),
-       .counts = counts});
+       .counts = counts},
+      lent(in, bytes));
   const auto element = static_cast<int64_t>(in.element_size());
   const int64_t capacity = part_capacity(1, element);
   const std::vector<int64_t> starts = starts_of(counts);
-  const auto own = static_cast<std::size_t>(rank_);
-  const int64_t steps =
-      std::max<int64_t>(1, divide_up(largest_of(counts), capacity));
-  for (int64_t begin = 0; begin < steps * capacity; begin += capacity) {
-    const uint32_t step = next_step();
-    const int64_t own_bytes = clipped(counts[own], begin, capacity) * element;
-    copy_bytes(window_->input(rank_, step), read_from(in, begin), own_bytes);
-    meet();
-    for (std::size_t peer = 0; peer < counts.size(); ++peer) {
-      const std::byte* source = peer == own
-          ? read_from(in, begin)
-          : window_->input(static_cast<int64_t>(peer), step);
-      copy_bytes(
-          write_to(out, starts[peer] + begin),
-          source,
-          clipped(counts[peer], begin, capacity) * element);
-    }
-  }
+  in_pieces(
+      capacity,
+      [&](int64_t rank) {
+        return counts[static_cast<std::size_t>(rank)] * element;
+      },
+      [&] { return largest_of(counts); },
+      [&](const Piece& piece) {
+        copy_bytes(
+            window_->input(rank_, piece.step),
+            read_from(in, piece.begin),
+            clipped(in.numel(), piece.begin, capacity) * element);
+      },
+      [&](const Piece& piece) {
+        for (int64_t peer = 0; peer < size_; ++peer) {
+          const auto index = static_cast<std::size_t>(peer);
+          const std::byte* data = peer == rank_ ? read_from(in) : place(peer);
+          copy_bytes(
+              write_to(out, starts[index] + piece.begin),
+              data != nullptr ? data + piece.begin * element
+                              : window_->input(peer, piece.step),
+              clipped(counts[index], piece.begin, piece.length) * element,
+              store_for(bytes));
+        }
+      });
 }
 
 void ShmEngine::all_to_all(
@@ -238,71 +358,94 @@ void ShmEngine::all_to_all(
       {.kind = CollectiveKind::kAllToAll,
        .dtype = in.scalar_type(),
        .counts = in_counts,
-       .out_counts = out_counts});
+       .out_counts = out_counts},
+      lent(in, static_cast<int64_t>(in.nbytes())));
   const auto element = static_cast<int64_t>(in.element_size());
   const int64_t capacity = part_capacity(size_, element);
   const std::vector<int64_t> in_starts = starts_of(in_counts);
   const std::vector<int64_t> out_starts = starts_of(out_counts);
   const auto own = static_cast<std::size_t>(rank_);
-  int64_t longest = capacity; // of all pairs; known once the headers are here
-  for (int64_t begin = 0; begin < longest; begin += capacity) {
-    const uint32_t step = next_step();
-    for (std::size_t peer = 0; peer < in_counts.size(); ++peer) {
-      if (peer != own) {
-        copy_bytes(
-            window_->input(rank_, step) +
-                static_cast<int64_t>(peer) * capacity * element,
-            read_from(in, in_starts[peer] + begin),
-            clipped(in_counts[peer], begin, capacity) * element);
-      }
-    }
-    meet();
-    for (std::size_t peer = 0; peer < out_counts.size(); ++peer) {
-      const std::byte* source = peer == own
-          ? read_from(in, in_starts[own] + begin)
-          : window_->input(static_cast<int64_t>(peer), step) +
-              rank_ * capacity * element;
-      copy_bytes(
-          write_to(out, out_starts[peer] + begin),
-          source,
-          clipped(out_counts[peer], begin, capacity) * element);
-    }
-    for (int64_t rank = 0; rank < size_ && begin == 0; ++rank) {
-      longest = std::max(
-          longest,
-          largest_of(
-              {window_->counts(rank, seq_), static_cast<std::size_t>(size_)}));
-    }
-  }
+  const auto given_by = [&](int64_t rank) { // once the headers are here
+    return std::span<const int64_t>(
+        window_->counts(rank, seq_), static_cast<std::size_t>(size_));
+  };
+  in_pieces(
+      capacity,
+      [&](int64_t rank) { return sum_of(given_by(rank)) * element; },
+      [&] {
+        int64_t longest = 0;
+        for (int64_t rank = 0; rank < size_; ++rank) {
+          longest = std::max(longest, largest_of(given_by(rank)));
+        }
+        return longest;
+      },
+      [&](const Piece& piece) {
+        for (std::size_t peer = 0; peer < in_counts.size(); ++peer) {
+          if (peer != own) {
+            copy_bytes(
+                window_->input(rank_, piece.step) +
+                    static_cast<int64_t>(peer) * capacity * element,
+                read_from(in, in_starts[peer] + piece.begin),
+                clipped(in_counts[peer], piece.begin, capacity) * element);
+          }
+        }
+      },
+      [&](const Piece& piece) {
+        for (int64_t peer = 0; peer < size_; ++peer) {
+          const auto index = static_cast<std::size_t>(peer);
+          const std::byte* data = peer == rank_ ? read_from(in) : place(peer);
+          const int64_t start = sum_of(given_by(peer).first(own));
+          copy_bytes(
+              write_to(out, out_starts[index] + piece.begin),
+              data != nullptr ? data + (start + piece.begin) * element
+                              : window_->input(peer, piece.step) +
+                      rank_ * capacity * element,
+              clipped(out_counts[index], piece.begin, piece.length) * element,
+              store_for(static_cast<int64_t>(out.nbytes())));
+        }
+      });
 }
 
 void ShmEngine::broadcast(const at::Tensor& tensor, int64_t root) {
   const std::scoped_lock lock(mutex_);
+  const auto bytes = static_cast<int64_t>(tensor.nbytes());
   announce(
       {.kind = CollectiveKind::kBroadcast,
        .dtype = tensor.scalar_type(),
        .root = root,
-       .shape = tensor.sizes()});
-  const auto bytes = static_cast<int64_t>(tensor.nbytes());
+       .shape = tensor.sizes()},
+      rank_ == root ? lent(tensor, bytes) : at::Tensor());
   constexpr auto kCapacity = static_cast<int64_t>(ShmWindow::kChunkBytes);
-  const int64_t steps = std::max<int64_t>(1, divide_up(bytes, kCapacity));
-  for (int64_t begin = 0; begin < steps * kCapacity; begin += kCapacity) {
-    const uint32_t step = next_step();
-    const int64_t length = clipped(bytes, begin, kCapacity);
-    if (rank_ == root) {
-      copy_bytes(
-          window_->input(rank_, step), read_from(tensor) + begin, length);
-    }
-    meet();
-    if (rank_ != root) {
-      copy_bytes(write_to(tensor) + begin, window_->input(root, step), length);
-    }
-  }
+  in_pieces(
+      kCapacity,
+      [&](int64_t rank) { return rank == root ? bytes : 0; },
+      [&] { return bytes; },
+      [&](const Piece& piece) {
+        if (rank_ == root) {
+          copy_bytes(
+              window_->input(rank_, piece.step),
+              read_from(tensor) + piece.begin,
+              clipped(bytes, piece.begin, kCapacity));
+        }
+      },
+      [&](const Piece& piece) {
+        if (rank_ != root) {
+          const std::byte* data = place(root);
+          copy_bytes(
+              write_to(tensor) + piece.begin,
+              data != nullptr ? data + piece.begin
+                              : window_->input(root, piece.step),
+              clipped(bytes, piece.begin, piece.length),
+              store_for(bytes));
+        }
+      });
 }
 
 void ShmEngine::barrier() {
   const std::scoped_lock lock(mutex_);
-  announce({.kind = CollectiveKind::kBarrier, .shape = at::IntArrayRef{}});
+  announce(
+      {.kind = CollectiveKind::kBarrier, .shape = at::IntArrayRef{}},
+      at::Tensor());
   meet();
 }
 

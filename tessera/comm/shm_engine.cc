@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
-#include <poll.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <tessera/base/error.h>
@@ -11,19 +10,18 @@
 #include <tessera/comm/shm_futex.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <csignal>
-#include <thread>
+#include <algorithm>
 
 namespace tessera {
 namespace {
 
 constexpr std::chrono::microseconds kSlice =
     std::chrono::milliseconds(50); // between two looks at the peers
-constexpr std::chrono::microseconds kMessageSlice{
-    200}; // while messages wait to be moved beside a collective
-constexpr int kSpins =
-    300; // about ten microseconds, where every rank has a core of its own
+// Where every rank has a core of its own, some fifty microseconds. Where ranks
+// outnumber the cores the peers need this one: yielding lets them run, and
+// costs less than a sleep.
+constexpr int kSpins = 1500;
+constexpr int kYields = 100;
 
 int allowed_cores() {
   cpu_set_t set;
@@ -35,13 +33,28 @@ int open_pidfd(int pid) {
   return static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
 }
 
-// The process behind `pidfd` has ended, whether or not its parent has noticed.
-bool has_ended(int pidfd, int pid) {
-  if (pidfd < 0) {
-    return kill(pid, 0) != 0 && errno == ESRCH;
+// What all ranks' calls have in common when they match, in one number.
+uint64_t fingerprint_of(const CallDescription& call, uint64_t seq) {
+  uint64_t hash = seq;
+  const auto mix = [&hash](uint64_t value) {
+    hash = (hash ^ value) * 0x9e3779b97f4a7c15U;
+    hash ^= hash >> 32;
+  };
+  mix(static_cast<uint64_t>(call.kind) << 32 |
+      static_cast<uint64_t>(call.dtype) << 8 |
+      (call.op ? static_cast<uint64_t>(*call.op) + 1 : 0));
+  mix(static_cast<uint64_t>(call.root));
+  if (call.shape) {
+    mix(call.shape->size());
+    for (const int64_t extent : *call.shape) {
+      mix(static_cast<uint64_t>(extent));
+    }
+  } else if (call.kind != CollectiveKind::kAllToAll) {
+    for (const int64_t count : call.counts) {
+      mix(static_cast<uint64_t>(count));
+    }
   }
-  pollfd query{.fd = pidfd, .events = POLLIN, .revents = 0};
-  return poll(&query, 1, 0) > 0;
+  return hash;
 }
 
 bool at_or_past(uint32_t value, uint32_t target) { // steps wrap around
@@ -57,7 +70,9 @@ ShmEngine::ShmEngine(std::shared_ptr<ShmWindow> window, const GroupSetup& setup)
       name_(setup.name),
       timeout_(setup.timeout),
       spins_(size_ <= allowed_cores() ? kSpins : 0),
-      messages_(*window_, setup.rank) {
+      messages_(*window_, setup.rank),
+      places_(static_cast<std::size_t>(size_)),
+      attached_(static_cast<std::size_t>(size_)) {
   ShmMember& self = window_->member(rank_);
   self.pid = getpid();
   copy_text(self.host.data(), self.host.size(), host_name());
@@ -65,6 +80,7 @@ ShmEngine::ShmEngine(std::shared_ptr<ShmWindow> window, const GroupSetup& setup)
   meet_at_store(*setup.store, "present", rank_, size_, timeout_);
   for (int64_t peer = 0; peer < size_; ++peer) {
     const int pid = window_->member(peer).pid;
+    one_process_ = one_process_ && pid == getpid();
     pidfds_.push_back(pid == getpid() ? -1 : open_pidfd(pid));
   }
 }
@@ -76,7 +92,6 @@ void ShmEngine::leave() {
 }
 
 void ShmEngine::wake_everyone() {
-  futex_wake_all(window_->control().step);
   for (int64_t rank = 0; rank < size_; ++rank) {
     window_->member(rank).doorbell.fetch_add(1, std::memory_order_seq_cst);
     futex_wake_all(window_->member(rank).doorbell);
@@ -92,87 +107,108 @@ ShmEngine::~ShmEngine() {
   }
 }
 
-std::string ShmEngine::who(int64_t rank) const {
-  const ShmMember& member = window_->member(rank);
-  return fmt::format(
-      "rank {} (pid {}, host {})", rank, member.pid, member.host.data());
+ShmOffer ShmEngine::offer_for(const at::Tensor& given) const {
+  ShmOffer offer;
+  offer.reach = Reach::kStaged;
+  if (!given.defined()) {
+    return offer;
+  }
+  const void* data = given.const_data_ptr();
+  offer.bytes = given.nbytes();
+  if (one_process_) {
+    offer.reach = Reach::kAddress;
+    offer.address = reinterpret_cast<uint64_t>(data);
+  } else if (
+      const auto range = ShmArena::instance().find(data, given.nbytes())) {
+    offer.reach = Reach::kArena;
+    offer.range = *range;
+  }
+  return offer;
 }
 
-std::string ShmEngine::where() const {
-  return fmt::format(
-      "{} [rank {}/{}, group {}, seq {}]",
-      operation_,
-      rank_,
-      size_,
-      name_,
-      seq_);
-}
-
-void ShmEngine::publish(FailureKind kind, const std::string& text) {
-  ShmControl& control = window_->control();
-  auto expected = FailureState::kNone;
-  if (control.failure.compare_exchange_strong(
-          expected, FailureState::kBeingWritten)) {
-    control.failure_kind = kind;
-    copy_text(control.failure_text.data(), control.failure_text.size(), text);
-    control.failure.store(FailureState::kPublished, std::memory_order_release);
-  }
-  wake_everyone();
-}
-
-void ShmEngine::fail(FailureKind kind, const std::string& text) {
-  const std::string message = where() + ": " + text;
-  publish(kind, message);
-  if (kind == FailureKind::kTimeout) {
-    throw TimeoutError(message);
-  }
-  throw PeerError(message);
-}
-
-void ShmEngine::abort(const std::string& reason) {
-  publish(FailureKind::kPeer, who(rank_) + " failed: " + reason);
-}
-
-void ShmEngine::throw_if_failed() {
-  const ShmControl& control = window_->control();
-  const auto state = control.failure.load(std::memory_order_acquire);
-  if (state == FailureState::kNone) {
-    return;
-  }
-  if (!checked_) {
-    compare_headers(/*only_arrived=*/true); // this rank's own view of a
-                                            // mismatch says more than a peer's
-  }
-  std::string reported = "a rank died while it reported an error";
-  auto kind = FailureKind::kPeer;
-  for (int tries = 0; tries < 1000; ++tries) {
-    if (control.failure.load(std::memory_order_acquire) ==
-        FailureState::kPublished) {
-      reported = control.failure_text.data();
-      kind = control.failure_kind;
-      break;
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  const std::string message =
-      where() + ": the group is dead; first error: " + reported;
-  if (kind == FailureKind::kTimeout) {
-    throw TimeoutError(message);
-  }
-  throw PeerError(message);
-}
-
-void ShmEngine::announce(const CallDescription& call) {
+void ShmEngine::announce(const CallDescription& call, const at::Tensor& given) {
   operation_ = name_of(call.kind);
   throw_if_failed(); // before the header: peers may still compare the last one
   ++seq_;
-  CallHeader& header = window_->header(rank_, seq_);
-  header = header_of(call, seq_);
-  header_ = &header;
+  ShmMember& self = window_->member(rank_);
+  header_ = &window_->header(rank_, seq_);
+  *header_ = header_of(call, seq_);
   int64_t* counts = window_->counts(rank_, seq_);
   std::copy(call.counts.begin(), call.counts.end(), counts);
   std::copy(call.out_counts.begin(), call.out_counts.end(), counts + size_);
+  self.fingerprints[seq_ % 2] = fingerprint_of(call, seq_);
+  self.calls.store(seq_, std::memory_order_release);
+  offer_ = &window_->offer(rank_, seq_);
+  *offer_ = offer_for(given);
+  if (offer_->reach == Reach::kAddress || offer_->reach == Reach::kArena) {
+    given_ = given;
+  }
   checked_ = false;
+}
+
+// Where each rank's gift lies, as the offers say after the first meeting.
+// `bytes_of` tells how many of a rank's bytes this call may use; 0: none.
+void ShmEngine::find_places(c10::function_ref<int64_t(int64_t)> bytes_of) {
+  all_in_place_ = true;
+  any_in_place_ = false;
+  for (int64_t rank = 0; rank < size_; ++rank) {
+    const ShmOffer& offer = window_->offer(rank, seq_);
+    const int64_t bytes = bytes_of(rank);
+    std::byte*& place = places_[static_cast<std::size_t>(rank)];
+    place = nullptr;
+    if (offer.reach == Reach::kStaged && bytes > 0) {
+      all_in_place_ = false;
+    } else if (bytes > 0) {
+      any_in_place_ = true;
+      place = reach(rank, offer, bytes);
+    }
+  }
+}
+
+// Nothing that comes from a peer is believed: its range must lie inside a
+// memory that it owns.
+std::byte* ShmEngine::reach(
+    int64_t rank, const ShmOffer& offer, int64_t bytes) {
+  const bool here = offer.reach == Reach::kAddress && one_process_;
+  const uint64_t size = offer.range.memory.bytes;
+  if (offer.bytes < static_cast<uint64_t>(bytes) ||
+      (!here &&
+       (offer.reach != Reach::kArena || offer.bytes > size ||
+        offer.range.offset > size - offer.bytes ||
+        offer.range.memory.pid != window_->member(rank).pid))) {
+    fail(
+        FailureKind::kPeer,
+        fmt::format(
+            "{} offers {} bytes at offset {} of {}, {} are needed; do all "
+            "ranks run the same build?",
+            who(rank),
+            offer.bytes,
+            offer.range.offset,
+            size,
+            bytes));
+  }
+  if (here) {
+    return reinterpret_cast<std::byte*>(offer.address);
+  }
+  if (rank == rank_) {
+    return static_cast<std::byte*>(given_.mutable_data_ptr());
+  }
+  auto& known = attached_[static_cast<std::size_t>(rank)];
+  const auto found =
+      std::ranges::find(known, offer.range.memory.nonce, &Attached::nonce);
+  if (found != known.end()) {
+    return found->memory->data() + offer.range.offset;
+  }
+  try {
+    auto memory = SharedMemory::attach(offer.range.memory);
+    known.push_back({offer.range.memory.nonce, memory});
+    return memory->data() + offer.range.offset;
+  } catch (const Error& error) {
+    fail(
+        FailureKind::kPeer,
+        fmt::format(
+            "cannot reach the memory of {}: {}", who(rank), error.what()));
+  }
 }
 
 void ShmEngine::meet() {
@@ -180,100 +216,73 @@ void ShmEngine::meet() {
   arrive();
   wait_for_peers();
   if (!checked_) {
-    compare_headers(/*only_arrived=*/false);
+    check_headers();
     checked_ = true;
   }
 }
 
 void ShmEngine::arrive() {
-  ShmControl& control = window_->control();
-  const uint32_t arrivals =
-      control.arrivals.fetch_add(1, std::memory_order_acq_rel) + 1;
-  window_->member(rank_).arrived.store(step_, std::memory_order_release);
-  if (arrivals == step_ * static_cast<uint32_t>(size_)) {
-    control.step.store(step_, std::memory_order_seq_cst);
-    if (control.sleepers.load(std::memory_order_seq_cst) != 0) {
-      futex_wake_all(control.step);
+  // Either this rank sees that a peer sleeps, or the peer sees the arrival.
+  window_->member(rank_).arrived.store(step_, std::memory_order_seq_cst);
+  for (int64_t peer = 0; peer < size_; ++peer) {
+    if (peer != rank_) {
+      wake_if_sleeping(peer);
     }
   }
 }
 
-bool ShmEngine::reached() const {
-  return at_or_past(
-      window_->control().step.load(std::memory_order_acquire), step_);
+void ShmEngine::wake_if_sleeping(int64_t rank) const {
+  ShmMember& member = window_->member(rank);
+  if (member.sleeping.load(std::memory_order_seq_cst) != 0) {
+    member.doorbell.fetch_add(1, std::memory_order_seq_cst);
+    futex_wake_all(member.doorbell);
+  }
 }
 
 void ShmEngine::wait_for_peers() {
+  int64_t missing = 0; // the first rank not seen here
+  const auto all_here = [&] {
+    while (missing < size_ && has_arrived(missing)) {
+      ++missing;
+    }
+    return missing == size_;
+  };
   for (int spin = 0; spin < spins_; ++spin) {
-    if (reached()) {
+    if (all_here()) {
       return;
     }
     spin_pause();
   }
+  for (int yield = 0; yield < kYields; ++yield) {
+    if (all_here()) {
+      return;
+    }
+    sched_yield();
+  }
   const auto start = Clock::now();
-  while (!reached()) {
-    sleep(messages_.pending() ? kMessageSlice : kSlice);
+  while (!all_here()) {
+    sleep(missing, kSlice);
     messages_.pump();
-    if (!reached()) {
+    if (!all_here()) {
       throw_if_failed();
       watch_peers(start);
     }
   }
 }
 
-void ShmEngine::sleep(std::chrono::microseconds limit) {
-  ShmControl& control = window_->control();
-  control.sleepers.fetch_add(1, std::memory_order_seq_cst);
-  const uint32_t seen = control.step.load(std::memory_order_seq_cst);
-  if (!at_or_past(seen, step_)) {
-    futex_wait(control.step, seen, limit);
+void ShmEngine::sleep(int64_t missing, std::chrono::microseconds limit) {
+  ShmMember& self = window_->member(rank_);
+  const uint32_t seen = self.doorbell.load(std::memory_order_seq_cst);
+  self.sleeping.fetch_add(1, std::memory_order_seq_cst);
+  if (!has_arrived(missing)) {
+    futex_wait(self.doorbell, seen, limit);
   }
-  control.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  self.sleeping.fetch_sub(1, std::memory_order_seq_cst);
 }
 
 bool ShmEngine::has_arrived(int64_t rank) const {
   return at_or_past(
-      window_->member(rank).arrived.load(std::memory_order_acquire), step_);
-}
-
-bool ShmEngine::is_gone(int64_t rank) const {
-  const ShmMember& member = window_->member(rank);
-  if (member.state.load(std::memory_order_acquire) == MemberState::kLeft) {
-    return true;
-  }
-  return member.pid != getpid() &&
-      has_ended(pidfds_[static_cast<std::size_t>(rank)], member.pid);
-}
-
-void ShmEngine::watch_peers(Clock::time_point waiting_since) {
-  for (int64_t peer = 0; peer < size_; ++peer) {
-    if (peer == rank_ || has_arrived(peer) || !is_gone(peer) ||
-        has_arrived(peer)) {
-      continue;
-    }
-    const bool left = window_->member(peer).state.load(
-                          std::memory_order_acquire) == MemberState::kLeft;
-    fail(
-        FailureKind::kPeer,
-        who(peer) + (left ? " has left the world" : " died") +
-            " while others wait for it here; look at its output");
-  }
-  if (Clock::now() - waiting_since < timeout_) {
-    return;
-  }
-  std::string missing;
-  for (int64_t peer = 0; peer < size_; ++peer) {
-    if (!has_arrived(peer)) {
-      missing += (missing.empty() ? "" : ", ") + who(peer);
-    }
-  }
-  fail(
-      FailureKind::kTimeout,
-      fmt::format(
-          "{} did not arrive within {} ms; is it still running, and does it "
-          "call the same?",
-          missing,
-          timeout_.count()));
+      window_->member(rank).arrived.load(std::memory_order_seq_cst), step_);
 }
 
 ShmTransferPtr ShmEngine::start_send(
@@ -327,84 +336,6 @@ void ShmEngine::finish(const ShmTransfer& transfer) {
     self.sleeping.fetch_add(1, std::memory_order_seq_cst);
     futex_wait(self.doorbell, seen, kSlice);
     self.sleeping.fetch_sub(1, std::memory_order_seq_cst);
-  }
-}
-
-void ShmEngine::watch_message_peer(
-    const ShmTransfer& transfer, Clock::time_point waiting_since) {
-  const bool late = Clock::now() - waiting_since >= timeout_;
-  if (!late && !is_gone(transfer.peer)) {
-    return;
-  }
-  if (poll(transfer)) { // the peer may have finished its part before it went
-    return;
-  }
-  const std::scoped_lock lock(mutex_);
-  const std::string what = fmt::format(
-      "{} {} {}, tag {}",
-      transfer.outgoing ? "send to" : "recv from",
-      who(transfer.peer),
-      transfer.text(),
-      transfer.tag);
-  if (late) {
-    fail(
-        FailureKind::kTimeout,
-        fmt::format("{}: nothing moved within {} ms", what, timeout_.count()));
-  }
-  fail(
-      FailureKind::kPeer,
-      what + ": that rank died or has left the world; look at its output");
-}
-
-void ShmEngine::compare_headers(bool only_arrived) {
-  const auto announcement = [&](int64_t rank) {
-    const int64_t* counts = window_->counts(rank, seq_);
-    const auto n = static_cast<std::size_t>(size_);
-    return Announcement{
-        window_->header(rank, seq_), {counts, n}, {counts + size_, n}};
-  };
-  const Announcement mine = announcement(rank_);
-  for (int64_t peer = 0; peer < size_; ++peer) {
-    if (peer == rank_ || (only_arrived && !has_arrived(peer))) {
-      continue;
-    }
-    const Announcement theirs = announcement(peer);
-    const char* mismatch = find_mismatch(mine, theirs);
-    if (mismatch != nullptr) {
-      checked_ = true;
-      fail(
-          FailureKind::kPeer,
-          fmt::format(
-              "{} here, {} on {} (its seq {}); {} must match",
-              describe(mine),
-              describe(theirs),
-              who(peer),
-              theirs.header.seq,
-              mismatch));
-    }
-  }
-  if (header_->kind == CollectiveKind::kAllToAll && !only_arrived) {
-    compare_counts_of_pairs();
-  }
-}
-
-void ShmEngine::compare_counts_of_pairs() {
-  for (int64_t from = 0; from < size_; ++from) {
-    for (int64_t to = 0; to < size_; ++to) {
-      const int64_t gives = window_->counts(from, seq_)[to];
-      const int64_t takes = window_->counts(to, seq_)[size_ + from];
-      if (gives != takes) {
-        checked_ = true;
-        fail(
-            FailureKind::kPeer,
-            fmt::format(
-                "{} gives {} elements to {}, which takes {}; counts must match",
-                who(from),
-                gives,
-                who(to),
-                takes));
-      }
-    }
   }
 }
 

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 #include <tessera/comm/record.h>
 #include <tessera/comm/reduce_op.h>
+#include <tessera/comm/shared_memory.h>
 #include <tessera/comm/shm_messages.h>
 #include <tessera/comm/shm_window.h>
 #include <tessera/comm/world_impl.h>
@@ -67,32 +69,69 @@ class ShmEngine {
  private:
   using Clock = std::chrono::steady_clock;
 
+  // A part of a call's data: elements [begin, begin + length) of what each
+  // rank gives to each, and the step at which they lie in the window.
+  struct Piece {
+    int64_t begin;
+    int64_t length;
+    uint32_t step;
+  };
+
+  // This rank reads or writes the others' buffers while the scope lives, unless
+  // it ends it before.
+  class TouchScope;
+
   // The parts of a call, in this order: announce once, then any number of
-  // meetings, between which buffers are filled and read.
-  void announce(const CallDescription& call);
+  // meetings, between which buffers are filled and read. `given` is what the
+  // others may use in place, if they can; without it, or where they cannot,
+  // this rank stages.
+  void announce(const CallDescription& call, const at::Tensor& given);
   void meet();
+  void find_places(c10::function_ref<int64_t(int64_t)> bytes_of);
   uint32_t next_step() const {
     return step_ + 1;
   } // of the coming meeting; its parity chooses the buffers
+  bool stages() const {
+    return offer_->reach == Reach::kStaged;
+  }
+  std::byte* place(int64_t rank) const { // null: the rank stages
+    return places_[static_cast<std::size_t>(rank)];
+  }
+  void in_pieces(
+      int64_t capacity,
+      c10::function_ref<int64_t(int64_t)> bytes_of,
+      c10::function_ref<int64_t()> longest,
+      c10::function_ref<void(const Piece&)> stage,
+      c10::function_ref<void(const Piece&)> move);
 
+  ShmOffer offer_for(const at::Tensor& given) const;
+  std::byte* reach(int64_t rank, const ShmOffer& offer, int64_t bytes);
   void arrive();
-  bool reached() const;
   void wait_for_peers();
-  void sleep(std::chrono::microseconds limit);
+  void sleep(int64_t missing, std::chrono::microseconds limit);
+  void wake_if_sleeping(int64_t rank) const;
   void watch_message_peer(
       const ShmTransfer& transfer, Clock::time_point waiting_since);
   void watch_peers(Clock::time_point waiting_since);
   bool has_arrived(int64_t rank) const;
   bool is_gone(int64_t rank) const;
+  std::string fate_of(int64_t rank) const;
+  void check_headers();
   void compare_headers(bool only_arrived);
   void compare_counts_of_pairs();
 
   void all_reduce_whole(const at::Tensor& tensor, ReduceOp op);
   void all_reduce_by_parts(const at::Tensor& tensor, ReduceOp op);
+  struct Part;
+  void reduce_part(
+      const at::Tensor& tensor, ReduceOp op, const Part& part, uint32_t step);
 
   std::string where() const;
-  std::string who(int64_t rank) const; // "rank 3 (pid 17, host box)"
+  // "rank 3 (pid 17, host box, last call all_reduce(sum) of Float [4], seq 7)".
+  std::string who(int64_t rank) const;
   [[noreturn]] void fail(FailureKind kind, const std::string& text);
+  [[noreturn]] void give_up(FailureKind kind, const std::string& message);
+  void leave_no_reader();
   void publish(FailureKind kind, const std::string& text);
   void throw_if_failed();
   void wake_everyone();
@@ -103,6 +142,7 @@ class ShmEngine {
   std::string name_;
   std::chrono::milliseconds timeout_;
   int spins_;
+  bool one_process_ = true; // all ranks are threads of this process
   std::vector<int> pidfds_; // of the peers' processes; -1 for this process
   std::mutex mutex_; // of all below
   ShmMessages messages_;
@@ -110,6 +150,20 @@ class ShmEngine {
   uint64_t seq_ = 0;
   uint32_t step_ = 0;
   CallHeader* header_ = nullptr; // of the running call
+  ShmOffer* offer_ = nullptr; // of the running call
+  at::Tensor given_; // what the running call lets others use in place
+  std::vector<std::byte*> places_; // of what the ranks give, where in place
+  bool all_in_place_ = false;
+  bool any_in_place_ = false;
+  struct Attached {
+    uint64_t nonce;
+    std::shared_ptr<SharedMemory> memory;
+  };
+  std::vector<std::vector<Attached>> attached_; // of each rank's arena
+  std::vector<const std::byte*> sources_; // of one reduction
+  std::vector<std::byte*> targets_;
+  // Buffers of a failed call that a rank which does not answer may still use.
+  std::vector<at::Tensor> abandoned_;
   bool checked_ = true; // the running call's header against its peers
 };
 

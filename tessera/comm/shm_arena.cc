@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <tessera/base/error.h>
+#include <tessera/comm/shm_arena.h>
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kSegmentBytes = std::size_t{1} << 30; // of address space
+constexpr std::size_t kAlwaysKept = std::size_t{256} << 20;
+
+std::size_t round_up(std::size_t value, std::size_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+} // namespace
+
+ShmArena& ShmArena::instance() {
+  static auto* arena = new ShmArena; // tensors may outlive every static object
+  return *arena;
+}
+
+c10::DataPtr ShmArena::allocate(std::size_t bytes) {
+  const c10::Device cpu(c10::DeviceType::CPU);
+  if (bytes == 0) {
+    return {nullptr, cpu};
+  }
+  const std::size_t rounded = round_up(bytes, kPage);
+  const std::unique_lock lock(mutex_);
+  auto block = take(rounded);
+  if (!block) {
+    Segment segment;
+    const std::size_t size = std::max(kSegmentBytes, rounded);
+    segment.memory = SharedMemory::create(size);
+    segment.free_blocks.emplace(0, size);
+    segments_.push_back(std::move(segment));
+    block = take(rounded);
+  }
+  Segment& segment = segments_.at(block->segment);
+  std::byte* data = segment.memory->data() + block->offset;
+  segment.used_blocks.emplace(block->offset, rounded);
+  usage_.used += rounded;
+  usage_.kept -= std::min(usage_.kept, rounded);
+  try {
+    segment.memory->commit(block->offset, rounded);
+  } catch (...) {
+    segment.used_blocks.erase(block->offset);
+    segment.free_blocks.emplace(block->offset, rounded);
+    usage_.used -= rounded;
+    throw;
+  }
+  return {data, data, raw_deleter(), cpu};
+}
+
+// The smallest free block that is large enough, of all segments.
+std::optional<ShmArena::Block> ShmArena::take(std::size_t bytes) {
+  std::optional<Block> best;
+  std::size_t best_bytes = 0;
+  for (std::size_t index = 0; index < segments_.size(); ++index) {
+    for (const auto& [offset, length] : segments_[index].free_blocks) {
+      if (length >= bytes && (!best || length < best_bytes)) {
+        best = Block{index, offset};
+        best_bytes = length;
+      }
+    }
+  }
+  if (best) {
+    auto& free_blocks = segments_[best->segment].free_blocks;
+    free_blocks.erase(best->offset);
+    if (best_bytes > bytes) {
+      free_blocks.emplace(best->offset + bytes, best_bytes - bytes);
+    }
+  }
+  return best;
+}
+
+void ShmArena::give_back(void* data) {
+  const std::unique_lock lock(mutex_);
+  auto* segment = const_cast<Segment*>(segment_of(data));
+  const auto offset = static_cast<std::size_t>(
+      static_cast<std::byte*>(data) - segment->memory->data());
+  const auto used = segment->used_blocks.find(offset);
+  std::size_t begin = offset;
+  std::size_t bytes = used->second;
+  usage_.used -= bytes;
+  segment->used_blocks.erase(used);
+  if (usage_.kept + bytes > usage_.used + kAlwaysKept) {
+    segment->memory->release(begin, bytes);
+  } else {
+    usage_.kept += bytes;
+  }
+  auto next = segment->free_blocks.lower_bound(begin);
+  if (next != segment->free_blocks.end() && next->first == begin + bytes) {
+    bytes += next->second;
+    next = segment->free_blocks.erase(next);
+  }
+  if (next != segment->free_blocks.begin()) {
+    const auto previous = std::prev(next);
+    if (previous->first + previous->second == begin) {
+      begin = previous->first;
+      bytes += previous->second;
+      segment->free_blocks.erase(previous);
+    }
+  }
+  segment->free_blocks.emplace(begin, bytes);
+}
+
+const ShmArena::Segment* ShmArena::segment_of(const void* data) const {
+  const auto* address = static_cast<const std::byte*>(data);
+  for (const Segment& segment : segments_) {
+    const std::byte* begin = segment.memory->data();
+    if (address >= begin && address < begin + segment.memory->address().bytes) {
+      return &segment;
+    }
+  }
+  return nullptr;
+}
+
+c10::DeleterFnPtr ShmArena::raw_deleter() const {
+  return [](void* data) { instance().give_back(data); };
+}
+
+void ShmArena::copy_data(void* to, const void* from, std::size_t bytes) const {
+  std::memcpy(to, from, bytes);
+}
+
+std::optional<SharedRange> ShmArena::find(
+    const void* data, std::size_t bytes) const {
+  const std::shared_lock lock(mutex_);
+  const Segment* segment = segment_of(data);
+  if (segment == nullptr) {
+    return std::nullopt;
+  }
+  const auto offset = static_cast<std::size_t>(
+      static_cast<const std::byte*>(data) - segment->memory->data());
+  const auto after = segment->used_blocks.upper_bound(offset);
+  if (after == segment->used_blocks.begin()) {
+    return std::nullopt;
+  }
+  const auto block = std::prev(after);
+  if (offset + bytes > block->first + block->second) {
+    return std::nullopt;
+  }
+  return SharedRange{segment->memory->address(), offset};
+}
+
+ShmArena::Usage ShmArena::usage() const {
+  const std::shared_lock lock(mutex_);
+  return usage_;
+}
+
+} // namespace tessera

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a rank notices that something is wrong, and how all of them end then.
+#include <fmt/format.h>
+#include <poll.h>
+#include <tessera/base/error.h>
+#include <tessera/base/text.h>
+#include <tessera/comm/shm_engine.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <fstream>
+#include <thread>
+
+namespace tessera {
+namespace {
+
+constexpr auto kReaderPatience = std::chrono::seconds(5);
+
+// The process behind `pidfd` has ended, whether or not its parent has noticed.
+bool has_ended(int pidfd, int pid) {
+  if (pidfd < 0) {
+    return kill(pid, 0) != 0 && errno == ESRCH;
+  }
+  pollfd query{.fd = pidfd, .events = POLLIN, .revents = 0};
+  return poll(&query, 1, 0) > 0;
+}
+
+// Stopped by a signal or a debugger, as far as the system tells.
+bool is_stopped(int pid) {
+  std::ifstream status(fmt::format("/proc/{}/stat", pid));
+  std::string line;
+  std::getline(status, line);
+  const auto end = line.rfind(')'); // the name before it may hold anything
+  return end != std::string::npos && end + 2 < line.size() &&
+      (line[end + 2] == 'T' || line[end + 2] == 't');
+}
+
+} // namespace
+
+std::string ShmEngine::who(int64_t rank) const {
+  const ShmMember& member = window_->member(rank);
+  const uint64_t calls = member.calls.load(std::memory_order_acquire);
+  std::string last = "no call yet";
+  if (calls > 0) {
+    const int64_t* counts = window_->counts(rank, calls);
+    const auto n = static_cast<std::size_t>(size_);
+    last = fmt::format(
+        "last call {}, seq {}",
+        describe(
+            {window_->header(rank, calls), {counts, n}, {counts + size_, n}}),
+        calls);
+  }
+  return fmt::format(
+      "rank {} (pid {}, host {}, {})",
+      rank,
+      member.pid,
+      member.host.data(),
+      last);
+}
+
+std::string ShmEngine::where() const {
+  return fmt::format(
+      "{} [rank {}/{}, group {}, seq {}]",
+      operation_,
+      rank_,
+      size_,
+      name_,
+      seq_);
+}
+
+void ShmEngine::publish(FailureKind kind, const std::string& text) {
+  ShmControl& control = window_->control();
+  auto expected = FailureState::kNone;
+  if (control.failure.compare_exchange_strong(
+          expected, FailureState::kBeingWritten)) {
+    control.failure_kind = kind;
+    copy_text(control.failure_text.data(), control.failure_text.size(), text);
+    control.failure.store(FailureState::kPublished, std::memory_order_release);
+  }
+  wake_everyone();
+}
+
+void ShmEngine::fail(FailureKind kind, const std::string& text) {
+  const std::string message = where() + ": " + text;
+  publish(kind, message);
+  give_up(kind, message);
+}
+
+void ShmEngine::give_up(FailureKind kind, const std::string& message) {
+  leave_no_reader();
+  if (kind == FailureKind::kTimeout) {
+    throw TimeoutError(message);
+  }
+  throw PeerError(message);
+}
+
+// The caller frees its buffers after the error. A peer may be in the middle of
+// using them, which takes no longer than the memory needs, or of being stopped.
+void ShmEngine::leave_no_reader() {
+  window_->member(rank_).touching.store(0, std::memory_order_seq_cst);
+  if (!given_.defined()) {
+    return;
+  }
+  const auto start = Clock::now();
+  for (int64_t peer = 0; peer < size_; ++peer) {
+    const ShmMember& member = window_->member(peer);
+    while (member.touching.load(std::memory_order_seq_cst) != 0 &&
+           !is_gone(peer)) {
+      if (Clock::now() - start > kReaderPatience) {
+        abandoned_.push_back(given_);
+        given_ = at::Tensor();
+        return;
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  }
+  given_ = at::Tensor();
+}
+
+void ShmEngine::abort(const std::string& reason) {
+  publish(FailureKind::kPeer, who(rank_) + " failed: " + reason);
+}
+
+void ShmEngine::throw_if_failed() {
+  const ShmControl& control = window_->control();
+  const auto state = control.failure.load(std::memory_order_acquire);
+  if (state == FailureState::kNone) {
+    return;
+  }
+  if (!checked_) {
+    compare_headers(/*only_arrived=*/true); // this rank's own view of a
+                                            // mismatch says more than a peer's
+  }
+  std::string reported = "a rank died while it reported an error";
+  auto kind = FailureKind::kPeer;
+  for (int tries = 0; tries < 1000; ++tries) {
+    if (control.failure.load(std::memory_order_acquire) ==
+        FailureState::kPublished) {
+      reported = control.failure_text.data();
+      kind = control.failure_kind;
+      break;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  give_up(kind, where() + ": the group is dead; first error: " + reported);
+}
+
+bool ShmEngine::is_gone(int64_t rank) const {
+  const ShmMember& member = window_->member(rank);
+  if (member.state.load(std::memory_order_acquire) == MemberState::kLeft) {
+    return true;
+  }
+  return member.pid != getpid() &&
+      has_ended(pidfds_[static_cast<std::size_t>(rank)], member.pid);
+}
+
+// " died", " has left the world", " is stopped by a signal", or nothing.
+std::string ShmEngine::fate_of(int64_t rank) const {
+  const ShmMember& member = window_->member(rank);
+  if (member.state.load(std::memory_order_acquire) == MemberState::kLeft) {
+    return " has left the world";
+  }
+  if (is_gone(rank)) {
+    return " died";
+  }
+  return is_stopped(member.pid) ? " is stopped by a signal" : "";
+}
+
+void ShmEngine::watch_peers(Clock::time_point waiting_since) {
+  for (int64_t peer = 0; peer < size_; ++peer) {
+    if (peer == rank_ || has_arrived(peer) || !is_gone(peer) ||
+        has_arrived(peer)) {
+      continue;
+    }
+    fail(
+        FailureKind::kPeer,
+        who(peer) + fate_of(peer) +
+            " while others wait for it here; look at its output");
+  }
+  if (Clock::now() - waiting_since < timeout_) {
+    return;
+  }
+  std::string missing;
+  for (int64_t peer = 0; peer < size_; ++peer) {
+    if (!has_arrived(peer)) {
+      missing += (missing.empty() ? "" : ", ") + who(peer) + fate_of(peer);
+    }
+  }
+  fail(
+      FailureKind::kTimeout,
+      fmt::format(
+          "{} did not arrive within {} ms; is it still running, and does it "
+          "call the same?",
+          missing,
+          timeout_.count()));
+}
+
+void ShmEngine::watch_message_peer(
+    const ShmTransfer& transfer, Clock::time_point waiting_since) {
+  const bool late = Clock::now() - waiting_since >= timeout_;
+  if (!late && !is_gone(transfer.peer)) {
+    return;
+  }
+  if (poll(transfer)) { // the peer may have finished its part before it went
+    return;
+  }
+  const std::scoped_lock lock(mutex_);
+  const std::string what = fmt::format(
+      "{} {}{} {}, tag {}",
+      transfer.outgoing ? "send to" : "recv from",
+      who(transfer.peer),
+      late ? fate_of(transfer.peer) : "",
+      transfer.text(),
+      transfer.tag);
+  if (late) {
+    fail(
+        FailureKind::kTimeout,
+        fmt::format("{}: nothing moved within {} ms", what, timeout_.count()));
+  }
+  fail(
+      FailureKind::kPeer,
+      what + ": that rank died or has left the world; look at its output");
+}
+
+// One number per peer tells that all is well; what is wrong tell the headers.
+void ShmEngine::check_headers() {
+  const uint64_t own = window_->member(rank_).fingerprints[seq_ % 2];
+  bool same = true;
+  for (int64_t peer = 0; peer < size_; ++peer) {
+    same = same && window_->member(peer).fingerprints[seq_ % 2] == own;
+  }
+  if (!same || header_->kind == CollectiveKind::kAllToAll) {
+    compare_headers(/*only_arrived=*/false);
+  }
+}
+
+void ShmEngine::compare_headers(bool only_arrived) {
+  const auto announcement = [&](int64_t rank) {
+    const int64_t* counts = window_->counts(rank, seq_);
+    const auto n = static_cast<std::size_t>(size_);
+    return Announcement{
+        window_->header(rank, seq_), {counts, n}, {counts + size_, n}};
+  };
+  const Announcement mine = announcement(rank_);
+  for (int64_t peer = 0; peer < size_; ++peer) {
+    if (peer == rank_ || (only_arrived && !has_arrived(peer))) {
+      continue;
+    }
+    const Announcement theirs = announcement(peer);
+    const char* mismatch = find_mismatch(mine, theirs);
+    if (mismatch != nullptr) {
+      checked_ = true;
+      fail(
+          FailureKind::kPeer,
+          fmt::format(
+              "{} here, {} on {} (its seq {}); {} must match",
+              describe(mine),
+              describe(theirs),
+              who(peer),
+              theirs.header.seq,
+              mismatch));
+    }
+  }
+  if (header_->kind == CollectiveKind::kAllToAll && !only_arrived) {
+    compare_counts_of_pairs();
+  }
+}
+
+void ShmEngine::compare_counts_of_pairs() {
+  for (int64_t from = 0; from < size_; ++from) {
+    for (int64_t to = 0; to < size_; ++to) {
+      const int64_t gives = window_->counts(from, seq_)[to];
+      const int64_t takes = window_->counts(to, seq_)[size_ + from];
+      if (gives != takes) {
+        checked_ = true;
+        fail(
+            FailureKind::kPeer,
+            fmt::format(
+                "{} gives {} elements to {}, which takes {}; counts must match",
+                who(from),
+                gives,
+                who(to),
+                takes));
+      }
+    }
+  }
+}
+
+} // namespace tessera
