@@ -39,6 +39,10 @@ class Collectives {
   virtual WorkPtr recv(const at::Tensor& tensor, int64_t peer, int tag) = 0;
   virtual WorkPtr barrier() = 0;
 
+  // An uninitialised tensor in the memory that this backend moves fastest.
+  virtual at::Tensor allocate(
+      at::IntArrayRef sizes, const at::TensorOptions& options);
+
   virtual c10::intrusive_ptr<c10d::Backend> backend() = 0;
   // This rank failed: whoever waits for it in this group shall fail too, as
   // soon as the backend can tell them. Any thread.

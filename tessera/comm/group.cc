@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 #include <tessera/base/error.h>
 #include <tessera/base/text.h>
@@ -264,6 +265,17 @@ const std::string& Group::backend_name() const {
 
 c10::intrusive_ptr<c10d::Backend> Group::backend() const {
   return impl_->collectives ? impl_->collectives->backend() : nullptr;
+}
+
+at::Tensor Collectives::allocate(
+    at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return at::empty(sizes, options);
+}
+
+at::Tensor Group::allocate(
+    at::IntArrayRef sizes, const at::TensorOptions& options) const {
+  return impl_->collectives ? impl_->collectives->allocate(sizes, options)
+                            : at::empty(sizes, options);
 }
 
 WorkPtr Group::all_reduce(const at::Tensor& tensor, ReduceOp op) const {

@@ -41,6 +41,13 @@ class Group {
       const; // "shm", "gloo", or "single" for a group of one
   c10::intrusive_ptr<c10d::Backend> backend() const;
 
+  // An uninitialised, contiguous CPU tensor in the memory that this group's
+  // backend moves fastest; over shm, peers then read and write it in place
+  // instead of through copies. For large buffers that live long: each takes at
+  // least a page. Not collective. Throws IoError when there is no room.
+  at::Tensor allocate(
+      at::IntArrayRef sizes, const at::TensorOptions& options = {}) const;
+
   // `tensor` becomes the reduction over all ranks.
   WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op) const;
   // `in` holds sum(counts) elements, rank after rank; `out` receives this

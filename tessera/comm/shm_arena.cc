@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <ATen/ops/empty.h>
 #include <tessera/base/error.h>
 #include <tessera/comm/shm_arena.h>
 
@@ -146,6 +147,24 @@ std::optional<SharedRange> ShmArena::find(
     return std::nullopt;
   }
   return SharedRange{segment->memory->address(), offset};
+}
+
+at::Tensor shm_tensor(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  if (!options.device().is_cpu()) {
+    throw UsageError(
+        "allocate: shared memory lies on the CPU, got device " +
+        options.device().str());
+  }
+  const at::ScalarType dtype = c10::typeMetaToScalarType(options.dtype());
+  const auto bytes = static_cast<std::size_t>(c10::multiply_integers(sizes)) *
+      c10::elementSize(dtype);
+  c10::Storage storage(
+      c10::Storage::use_byte_size_t{},
+      bytes,
+      ShmArena::instance().allocate(bytes),
+      /*allocator=*/nullptr,
+      /*resizable=*/false);
+  return at::empty({0}, options.device(at::kCPU)).set_(storage, 0, sizes, {});
 }
 
 ShmArena::Usage ShmArena::usage() const {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 #include <tessera/comm/shared_memory.h>
 
@@ -63,5 +64,9 @@ class ShmArena : public c10::Allocator {
   std::vector<Segment> segments_;
   Usage usage_{0, 0};
 };
+
+// An uninitialised, contiguous tensor in the arena. Throws UsageError for
+// options of another device, IoError.
+at::Tensor shm_tensor(at::IntArrayRef sizes, const at::TensorOptions& options);
 
 } // namespace tessera

@@ -102,6 +102,11 @@ class ShmCollectives : public Collectives {
     return done_work();
   }
 
+  at::Tensor allocate(
+      at::IntArrayRef sizes, const at::TensorOptions& options) override {
+    return shm_tensor(sizes, options);
+  }
+
   c10::intrusive_ptr<c10d::Backend> backend() override {
     return make_shm_c10d_backend(engine_, rank_, size_);
   }
