@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <c10/util/Half.h>
 #include <tessera/base/error.h>
 #include <tessera/comm/reduce_kernels.h>
 
@@ -17,8 +16,9 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kBlock =
-    512; // elements that accumulate in the first-level cache
+// Elements that are summed before they are written. Few, so that reading the
+// next ones and streaming these interleave.
+constexpr int64_t kBlock = 64;
 
 // A bfloat16 whose conversions compilers can put into vectors: c10's go by a
 // branch.
@@ -34,6 +34,36 @@ struct BFloat16 {
   }
   explicit operator float() const {
     return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+  }
+};
+
+// A float16, likewise. A subnormal's mantissa counts units of 2^-24.
+struct Half {
+  uint16_t bits;
+
+  Half() = default;
+  explicit Half(float value) {
+    const auto word = std::bit_cast<uint32_t>(value);
+    const uint32_t size = word & 0x7fffffff;
+    const uint32_t normal =
+        (size + 0xfff + ((size >> 13) & 1) - (112U << 23)) >> 13;
+    // The unit of the last place of numbers around one half is 2^-24.
+    const uint32_t subnormal =
+        std::bit_cast<uint32_t>(std::bit_cast<float>(size) + 0.5F) -
+        std::bit_cast<uint32_t>(0.5F);
+    uint32_t half = size < 0x38800000 ? subnormal : normal; // 2^-14
+    half = size >= 0x477ff000 ? 0x7c00 : half; // 65520 rounds to infinity
+    half = size > 0x7f800000 ? 0x7e00 : half; // NaN
+    bits = static_cast<uint16_t>(half | ((word >> 16) & 0x8000));
+  }
+  explicit operator float() const {
+    const uint32_t size = bits & 0x7fffU;
+    const uint32_t normal = (size << 13) + (112U << 23);
+    const auto subnormal = std::bit_cast<uint32_t>(
+        static_cast<float>(static_cast<int32_t>(size)) * 0x1p-24F);
+    uint32_t word = size < 0x400 ? subnormal : normal;
+    word = size >= 0x7c00 ? (size << 13) | 0x7f800000 : word;
+    return std::bit_cast<float>(word | (bits & 0x8000U) << 16);
   }
 };
 
@@ -84,7 +114,8 @@ struct Job {
 };
 
 // `bytes` is a multiple of 16, `to` aligned to 16.
-void stream_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
+[[gnu::always_inline]] inline void stream_bytes(
+    std::byte* to, const std::byte* from, std::size_t bytes) {
 #if defined(__x86_64__)
   for (std::size_t i = 0; i < bytes; i += 16) {
     _mm_stream_si128(
@@ -107,64 +138,78 @@ bool can_stream(const std::byte* to) {
   return reinterpret_cast<std::uintptr_t>(to) % 16 == 0;
 }
 
-void put(std::byte* to, const std::byte* from, std::size_t bytes, Store store) {
-  if (store == Store::kStreamed && bytes % 16 == 0 && can_stream(to)) {
-    stream_bytes(to, from, bytes);
+// out[i] = op of all sources at begin + i, for `length` elements. T is stored,
+// A accumulates.
+template <typename T, typename A, typename Op, bool kAverage>
+[[gnu::always_inline]] inline void reduce_block(
+    std::span<const std::byte* const> sources,
+    int64_t begin,
+    int64_t length,
+    T* out) {
+  constexpr bool kDirect = std::is_same_v<T, A> && !kAverage;
+  alignas(64) std::array<A, kDirect ? 1 : kBlock> wide;
+  A* sum = nullptr;
+  if constexpr (kDirect) {
+    sum = out;
   } else {
-    std::memcpy(to, from, bytes);
+    sum = wide.data();
   }
-}
-
-// sum[i] = op of all sources at begin + i. T is stored, A accumulates.
-template <typename T, typename A, typename Op>
-[[gnu::always_inline]] inline void accumulate(
-    const Job& job, int64_t begin, int64_t length, A* sum) {
   const auto source = [&](std::size_t index) {
-    return reinterpret_cast<const T*>(job.sources[index]) + begin;
+    return reinterpret_cast<const T*>(sources[index]) + begin;
   };
   const T* first = source(0);
-  if (job.sources.size() == 1) {
+  if (sources.size() == 1) {
     for (int64_t i = 0; i < length; ++i) {
       // An int8_t is a number here, its sign wanted.
       // NOLINTNEXTLINE(bugprone-signed-char-misuse)
       sum[i] = static_cast<A>(first[i]);
     }
-    return;
+  } else {
+    const T* second = source(1);
+    for (int64_t i = 0; i < length; ++i) {
+      sum[i] = Op::apply(static_cast<A>(first[i]), static_cast<A>(second[i]));
+    }
   }
-  const T* second = source(1);
-  for (int64_t i = 0; i < length; ++i) {
-    sum[i] = Op::apply(static_cast<A>(first[i]), static_cast<A>(second[i]));
-  }
-  for (std::size_t index = 2; index < job.sources.size(); ++index) {
+  for (std::size_t index = 2; index < sources.size(); ++index) {
     const T* next = source(index);
     for (int64_t i = 0; i < length; ++i) {
       sum[i] = Op::apply(sum[i], static_cast<A>(next[i]));
     }
   }
+  if constexpr (!kDirect) {
+    const auto ranks = static_cast<A>(sources.size());
+    for (int64_t i = 0; i < length; ++i) {
+      out[i] =
+          static_cast<T>(kAverage ? static_cast<A>(sum[i] / ranks) : sum[i]);
+    }
+  }
 }
 
-// Block by block, so that sums stay in the first-level cache. Every source
-// block is read before the same block of a target is written.
+// Every source block is read before the same block of a target is written.
 template <typename T, typename A, typename Op, bool kAverage>
-[[gnu::always_inline]] inline void reduce_blocks(const Job& job) {
-  alignas(64) std::array<A, kBlock> sum;
-  alignas(64) std::array<T, kBlock> rounded;
-  const auto ranks = static_cast<A>(job.sources.size());
-  for (int64_t begin = 0; begin < job.count; begin += kBlock) {
-    const int64_t length = std::min(kBlock, job.count - begin);
-    accumulate<T, A, Op>(job, begin, length, sum.data());
-    for (int64_t i = 0; i < length; ++i) {
-      const A value = sum[static_cast<std::size_t>(i)];
-      rounded[static_cast<std::size_t>(i)] =
-          static_cast<T>(kAverage ? static_cast<A>(value / ranks) : value);
-    }
+[[gnu::always_inline]] inline void reduce_blocks(
+    const Job& job, bool streamed) {
+  alignas(64) std::array<T, kBlock> block;
+  const auto* data = reinterpret_cast<const std::byte*>(block.data());
+  int64_t begin = 0;
+  for (; begin + kBlock <= job.count; begin += kBlock) {
+    reduce_block<T, A, Op, kAverage>(job.sources, begin, kBlock, block.data());
     const auto offset = static_cast<std::size_t>(begin) * sizeof(T);
     for (std::byte* target : job.targets) {
-      put(target + offset,
-          reinterpret_cast<const std::byte*>(rounded.data()),
-          static_cast<std::size_t>(length) * sizeof(T),
-          job.store);
+      if (streamed) {
+        stream_bytes(target + offset, data, sizeof(block));
+      } else {
+        std::memcpy(target + offset, data, sizeof(block));
+      }
     }
+  }
+  const int64_t rest = job.count - begin;
+  reduce_block<T, A, Op, kAverage>(job.sources, begin, rest, block.data());
+  for (std::byte* target : job.targets) {
+    std::memcpy(
+        target + static_cast<std::size_t>(begin) * sizeof(T),
+        data,
+        static_cast<std::size_t>(rest) * sizeof(T));
   }
 }
 
@@ -188,7 +233,13 @@ template <typename T, typename A, typename Op, bool kAverage>
       return reduce_two<T, Op>(job);
     }
   }
-  reduce_blocks<T, A, Op, kAverage>(job);
+  const bool streamed = job.store == Store::kStreamed &&
+      std::all_of(job.targets.begin(), job.targets.end(), can_stream);
+  if (streamed) {
+    reduce_blocks<T, A, Op, kAverage>(job, true);
+  } else {
+    reduce_blocks<T, A, Op, kAverage>(job, false);
+  }
 }
 
 template <typename T, typename A, typename Op, bool kAverage>
@@ -257,7 +308,7 @@ void reduce_any(c10::ScalarType dtype, ReduceOp op, const Job& job) {
     case c10::ScalarType::BFloat16:
       return reduce_numbers<BFloat16, float, float>(op, job);
     case c10::ScalarType::Half:
-      return reduce_numbers<c10::Half, float, float>(op, job);
+      return reduce_numbers<Half, float, float>(op, job);
     case c10::ScalarType::Byte:
       return reduce_numbers<uint8_t, uint8_t, int64_t>(op, job);
     case c10::ScalarType::Char:
