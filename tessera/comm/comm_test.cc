@@ -3,173 +3,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <tessera/base/error.h>
+#include <tessera/comm/conformance.h>
 #include <tessera/comm/run_ranks.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include <numeric>
 #include <vector>
 
 namespace tessera {
 namespace {
 
-using Counts = std::vector<int64_t>;
-
-constexpr std::array kDtypes = {
-    at::kFloat,
-    at::kDouble,
-    at::kBFloat16,
-    at::kHalf,
-    at::kByte,
-    at::kChar,
-    at::kShort,
-    at::kInt,
-    at::kLong,
-    at::kBool};
-constexpr std::array kOps = {
-    ReduceOp::kSum,
-    ReduceOp::kAvg,
-    ReduceOp::kMin,
-    ReduceOp::kMax,
-    ReduceOp::kProduct};
-
-// What rank `rank` brings: small numbers of both signs that differ by rank.
-at::Tensor input_of(int64_t rank, int64_t numel, at::ScalarType dtype) {
-  const at::Tensor base = at::arange(numel, at::kLong) * (rank + 3) % 11 -
-      (dtype == at::kByte ? 0 : 4);
-  if (dtype == at::kBool) {
-    return base.gt(rank);
-  }
-  return at::isFloatingType(dtype) ? (base.to(at::kDouble) / 3).to(dtype)
-                                   : base.to(dtype);
-}
-
-// The reduction of all ranks' inputs, in the order of the ranks, as
-// reduce_kernels.h describes it.
-at::Tensor reduced(
-    int64_t size, int64_t numel, at::ScalarType dtype, ReduceOp op) {
-  const bool narrow = dtype == at::kBFloat16 || dtype == at::kHalf;
-  const auto wide = narrow                                 ? at::kFloat
-      : op == ReduceOp::kAvg && !at::isFloatingType(dtype) ? at::kLong
-                                                           : dtype;
-  at::Tensor sum = input_of(0, numel, dtype).to(wide);
-  for (int64_t rank = 1; rank < size; ++rank) {
-    const at::Tensor next = input_of(rank, numel, dtype).to(wide);
-    switch (op) {
-      case ReduceOp::kSum:
-      case ReduceOp::kAvg:
-        sum = dtype == at::kBool ? sum.logical_or(next) : sum + next;
-        break;
-      case ReduceOp::kMin:
-        sum = at::minimum(sum, next);
-        break;
-      case ReduceOp::kMax:
-        sum = at::maximum(sum, next);
-        break;
-      case ReduceOp::kProduct:
-        sum = dtype == at::kBool ? sum.logical_and(next) : sum * next;
-        break;
-    }
-  }
-  if (op == ReduceOp::kAvg) {
-    sum = at::isFloatingType(wide) ? sum / size : at::div(sum, size, "trunc");
-  }
-  return sum.to(dtype);
-}
-
-Counts even_counts(int64_t size, int64_t each) {
-  return Counts(static_cast<std::size_t>(size), each);
-}
-
-// Uneven, with one empty part where there are more than two ranks.
-Counts uneven_counts(int64_t size, int64_t scale) {
-  Counts counts;
-  for (int64_t rank = 0; rank < size; ++rank) {
-    counts.push_back(rank == 2 ? 0 : scale * (rank + 1) + 1);
-  }
-  return counts;
-}
-
-int64_t total(const Counts& counts) {
-  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
-}
-
-int64_t start_of(const Counts& counts, int64_t rank) {
-  return std::accumulate(counts.begin(), counts.begin() + rank, int64_t{0});
-}
-
-int64_t own(const Counts& counts, const World& world) {
-  return counts[static_cast<std::size_t>(world.rank())];
-}
-
-void check_reductions(
-    const World& world, int64_t numel, at::ScalarType dtype, ReduceOp op) {
-  SCOPED_TRACE(
-      testing::Message() << numel << " " << c10::toString(dtype) << " "
-                         << name_of(op));
-  const int64_t size = world.size();
-  at::Tensor all = input_of(world.rank(), numel, dtype).clone();
-  world.group().all_reduce(all, op)->wait();
-  EXPECT_TRUE(at::equal(all, reduced(size, numel, dtype, op)));
-  for (const Counts& counts :
-       {even_counts(size, numel), uneven_counts(size, numel)}) {
-    const at::Tensor in = input_of(world.rank(), total(counts), dtype);
-    const at::Tensor out = at::empty({own(counts, world)}, in.options());
-    world.group().reduce_scatter(in, out, counts, op)->wait();
-    const at::Tensor expected =
-        reduced(size, total(counts), dtype, op)
-            .narrow(0, start_of(counts, world.rank()), own(counts, world));
-    EXPECT_TRUE(at::equal(out, expected));
-  }
-}
-
-void check_movements(const World& world, int64_t numel, at::ScalarType dtype) {
-  SCOPED_TRACE(testing::Message() << numel << " " << c10::toString(dtype));
-  const int64_t size = world.size();
-  for (const Counts& counts :
-       {even_counts(size, numel), uneven_counts(size, numel)}) {
-    std::vector<at::Tensor> parts;
-    for (int64_t rank = 0; rank < size; ++rank) {
-      parts.push_back(
-          input_of(rank, counts[static_cast<std::size_t>(rank)], dtype));
-    }
-    const at::Tensor out = at::empty({total(counts)}, parts[0].options());
-    world.group()
-        .all_gather(parts[static_cast<std::size_t>(world.rank())], out, counts)
-        ->wait();
-    EXPECT_TRUE(at::equal(out, at::cat(parts)));
-  }
-  for (int64_t root = 0; root < size; ++root) {
-    at::Tensor x = input_of(world.rank(), numel, dtype).clone();
-    world.group().broadcast(x, root)->wait();
-    EXPECT_TRUE(at::equal(x, input_of(root, numel, dtype)));
-  }
-}
-
-// Rank a gives rank b (a + 2b) % 3 * scale elements, each of them 10a + b.
-void check_all_to_all(const World& world, int64_t scale) {
-  const auto count = [scale](int64_t from, int64_t to) {
-    return (from + 2 * to) % 3 * scale;
-  };
-  Counts gives;
-  Counts takes;
-  std::vector<at::Tensor> given;
-  std::vector<at::Tensor> expected;
-  for (int64_t peer = 0; peer < world.size(); ++peer) {
-    gives.push_back(count(world.rank(), peer));
-    takes.push_back(count(peer, world.rank()));
-    given.push_back(
-        at::full({gives.back()}, 10 * world.rank() + peer, at::kInt));
-    expected.push_back(
-        at::full({takes.back()}, 10 * peer + world.rank(), at::kInt));
-  }
-  const at::Tensor out = at::empty({total(takes)}, at::kInt);
-  world.group().all_to_all(at::cat(given), out, gives, takes)->wait();
-  EXPECT_TRUE(at::equal(out, at::cat(expected)));
-}
+using namespace conformance;
 
 class OnEveryWorld : public testing::TestWithParam<int64_t> {};
 
-INSTANTIATE_TEST_SUITE_P(Sizes, OnEveryWorld, testing::Values(1, 2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(Sizes, OnEveryWorld, testing::Values(1, 2, 3, 4, 5));
 
 TEST_P(OnEveryWorld, ReductionsOverShm) {
   run_ranks(GetParam(), [](World world) {
@@ -181,9 +28,23 @@ TEST_P(OnEveryWorld, ReductionsOverShm) {
         for (const int64_t numel : {0, 1, 7, 1000, 20001}) {
           check_reductions(world, numel, dtype, op);
         }
+        check_reductions(world, 9001, dtype, op, Memory::kUnaligned);
       }
     }
   });
+}
+
+TEST_P(OnEveryWorld, RandomSequencesOverShm) {
+  run_ranks(GetParam(), [](const World& world) {
+    check_random_sequences(world, 0, 200);
+  });
+}
+
+TEST_P(OnEveryWorld, RandomSequencesOverGloo) {
+  run_ranks(
+      GetParam(),
+      [](const World& world) { check_random_sequences(world, 1000, 200); },
+      {.backend = "gloo"});
 }
 
 TEST_P(OnEveryWorld, ReductionsLargerThanTheWindowOverShm) {
@@ -260,27 +121,11 @@ TEST(Group, ManyCollectivesInFlightOverGlooKeepTheirOrder) {
   }
 }
 
-void pass_around(const World& world) {
-  const int64_t size = world.size();
-  const int64_t next = (world.rank() + 1) % size;
-  const int64_t previous = (world.rank() + size - 1) % size;
-  for (const int64_t numel : {0, 1, 1000, 500'000}) {
-    const at::Tensor out = at::full({numel}, world.rank(), at::kFloat);
-    at::Tensor in = at::full({numel}, -1, at::kFloat);
-    auto sent =
-        world.group().send(out, next, 7); // all send first: nobody may block
-    auto received = world.group().recv(in, previous, 7);
-    received->wait();
-    sent->wait();
-    EXPECT_TRUE(in.eq(previous).all().item<bool>());
-  }
-}
-
 TEST(Group, MessagesPassAroundARing) {
   for (const int64_t n : {2, 3, 4}) {
-    run_ranks(n, pass_around);
+    run_ranks(n, check_ring);
   }
-  run_ranks(3, pass_around, {.backend = "gloo"});
+  run_ranks(3, check_ring, {.backend = "gloo"});
 }
 
 TEST(Group, MessagesAreMatchedByTag) {

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <tessera/base/environment.h>
 #include <tessera/base/error.h>
+#include <tessera/comm/conformance.h>
 #include <tessera/comm/launch.h>
 #include <tessera/comm/rank_status.h>
 #include <tessera/comm/world.h>
@@ -122,6 +123,41 @@ TEST(RankBody, DISABLED_Collectives) {
     }
     world.group().barrier()->wait();
   });
+}
+
+// The checks of comm_test.cc where ranks reach each other's memory by mapping
+// it, not by address: tensors that are lent, staged and not aligned, and mixed.
+TEST(RankBody, DISABLED_Conformance) {
+  as_rank([](const World& world) {
+    using conformance::Memory;
+    for (const at::ScalarType dtype : conformance::kDtypes) {
+      for (const int64_t numel : {1, 20'001}) {
+        for (const ReduceOp op : conformance::kOps) {
+          if (dtype != at::kBool || op != ReduceOp::kAvg) {
+            conformance::check_reductions(
+                world, numel, dtype, op, Memory::kAllocated);
+          }
+        }
+        conformance::check_movements(world, numel, dtype, Memory::kAllocated);
+      }
+    }
+    for (const Memory memory : {Memory::kPlain, Memory::kUnaligned}) {
+      conformance::check_reductions(
+          world, 70'001, at::kBFloat16, ReduceOp::kSum, memory);
+      conformance::check_movements(world, 300'007, at::kInt, memory);
+      conformance::check_all_to_all(world, 33'000, memory);
+    }
+    conformance::check_large(world);
+    conformance::check_random_sequences(world, 2000, 200);
+  });
+}
+
+TEST(Process, ConformanceOnOneToFiveProcesses) {
+  for (int64_t ranks = 1; ranks <= 5; ++ranks) {
+    const Outcome outcome = launch_body(ranks, "Conformance");
+    EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+    EXPECT_THAT(outcome.out, Not(HasSubstr("caught")));
+  }
 }
 
 TEST(Process, CollectivesOnOneToFourProcesses) {

@@ -1,0 +1,421 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <tessera/comm/conformance.h>
+
+#include <functional>
+#include <numeric>
+#include <random>
+#include <string>
+
+namespace tessera::conformance {
+namespace {
+
+at::Tensor empty_in(
+    const Group& group,
+    at::IntArrayRef sizes,
+    const at::TensorOptions& options,
+    Memory memory) {
+  switch (memory) {
+    case Memory::kPlain:
+      break;
+    case Memory::kAllocated:
+      return group.allocate(sizes, options);
+    case Memory::kUnaligned: {
+      const int64_t numel = c10::multiply_integers(sizes);
+      return group.allocate({numel + 1}, options).narrow(0, 1, numel);
+    }
+  }
+  return at::empty(sizes, options);
+}
+
+at::Tensor placed(const Group& group, const at::Tensor& value, Memory memory) {
+  const at::Tensor copy =
+      empty_in(group, value.sizes(), value.options(), memory);
+  copy.copy_(value);
+  return copy;
+}
+
+// What rank `rank` brings: small numbers of both signs that differ by rank.
+at::Tensor input_of(int64_t rank, int64_t numel, at::ScalarType dtype) {
+  const at::Tensor base = at::arange(numel, at::kLong) * (rank + 3) % 11 -
+      (dtype == at::kByte ? 0 : 4);
+  if (dtype == at::kBool) {
+    return base.gt(rank);
+  }
+  return at::isFloatingType(dtype) ? (base.to(at::kDouble) / 3).to(dtype)
+                                   : base.to(dtype);
+}
+
+// The reduction of the inputs of `size` ranks from `first` on, in order, as
+// reduce_kernels.h describes it.
+at::Tensor reduced(
+    int64_t size,
+    int64_t numel,
+    at::ScalarType dtype,
+    ReduceOp op,
+    int64_t first = 0) {
+  const bool narrow = dtype == at::kBFloat16 || dtype == at::kHalf;
+  const auto wide = narrow                                 ? at::kFloat
+      : op == ReduceOp::kAvg && !at::isFloatingType(dtype) ? at::kLong
+                                                           : dtype;
+  at::Tensor sum = input_of(first, numel, dtype).to(wide);
+  for (int64_t rank = first + 1; rank < first + size; ++rank) {
+    const at::Tensor next = input_of(rank, numel, dtype).to(wide);
+    switch (op) {
+      case ReduceOp::kSum:
+      case ReduceOp::kAvg:
+        sum = dtype == at::kBool ? sum.logical_or(next) : sum + next;
+        break;
+      case ReduceOp::kMin:
+        sum = at::minimum(sum, next);
+        break;
+      case ReduceOp::kMax:
+        sum = at::maximum(sum, next);
+        break;
+      case ReduceOp::kProduct:
+        sum = dtype == at::kBool ? sum.logical_and(next) : sum * next;
+        break;
+    }
+  }
+  if (op == ReduceOp::kAvg) {
+    sum = at::isFloatingType(wide) ? sum / size : at::div(sum, size, "trunc");
+  }
+  return sum.to(dtype);
+}
+
+Counts even_counts(int64_t size, int64_t each) {
+  return Counts(static_cast<std::size_t>(size), each);
+}
+
+// Uneven, with one empty part where there are more than two ranks.
+Counts uneven_counts(int64_t size, int64_t scale) {
+  Counts counts;
+  for (int64_t rank = 0; rank < size; ++rank) {
+    counts.push_back(rank == 2 ? 0 : scale * (rank + 1) + 1);
+  }
+  return counts;
+}
+
+int64_t total(const Counts& counts) {
+  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+}
+
+int64_t start_of(const Counts& counts, int64_t rank) {
+  return std::accumulate(counts.begin(), counts.begin() + rank, int64_t{0});
+}
+
+int64_t own(const Counts& counts, const World& world) {
+  return counts[static_cast<std::size_t>(world.rank())];
+}
+
+} // namespace
+
+void check_reductions(
+    const World& world,
+    int64_t numel,
+    at::ScalarType dtype,
+    ReduceOp op,
+    Memory memory) {
+  SCOPED_TRACE(
+      testing::Message() << numel << " " << c10::toString(dtype) << " "
+                         << name_of(op));
+  const int64_t size = world.size();
+  const at::Tensor all =
+      placed(world.group(), input_of(world.rank(), numel, dtype), memory);
+  world.group().all_reduce(all, op)->wait();
+  EXPECT_TRUE(at::equal(all, reduced(size, numel, dtype, op)));
+  for (const Counts& counts :
+       {even_counts(size, numel), uneven_counts(size, numel)}) {
+    const at::Tensor in = placed(
+        world.group(), input_of(world.rank(), total(counts), dtype), memory);
+    const at::Tensor out =
+        empty_in(world.group(), {own(counts, world)}, in.options(), memory);
+    world.group().reduce_scatter(in, out, counts, op)->wait();
+    const at::Tensor expected =
+        reduced(size, total(counts), dtype, op)
+            .narrow(0, start_of(counts, world.rank()), own(counts, world));
+    EXPECT_TRUE(at::equal(out, expected));
+  }
+}
+
+void check_movements(
+    const World& world, int64_t numel, at::ScalarType dtype, Memory memory) {
+  SCOPED_TRACE(testing::Message() << numel << " " << c10::toString(dtype));
+  const int64_t size = world.size();
+  for (const Counts& counts :
+       {even_counts(size, numel), uneven_counts(size, numel)}) {
+    std::vector<at::Tensor> parts;
+    for (int64_t rank = 0; rank < size; ++rank) {
+      parts.push_back(
+          input_of(rank, counts[static_cast<std::size_t>(rank)], dtype));
+    }
+    const at::Tensor in = placed(
+        world.group(), parts[static_cast<std::size_t>(world.rank())], memory);
+    const at::Tensor out =
+        empty_in(world.group(), {total(counts)}, in.options(), memory);
+    world.group().all_gather(in, out, counts)->wait();
+    EXPECT_TRUE(at::equal(out, at::cat(parts)));
+  }
+  for (int64_t root = 0; root < size; ++root) {
+    const at::Tensor x =
+        placed(world.group(), input_of(world.rank(), numel, dtype), memory);
+    world.group().broadcast(x, root)->wait();
+    EXPECT_TRUE(at::equal(x, input_of(root, numel, dtype)));
+  }
+}
+
+// Each element is 10a + b.
+void check_all_to_all(const World& world, int64_t scale, Memory memory) {
+  const auto count = [scale](int64_t from, int64_t to) {
+    return (from + 2 * to) % 3 * scale;
+  };
+  Counts gives;
+  Counts takes;
+  std::vector<at::Tensor> given;
+  std::vector<at::Tensor> expected;
+  for (int64_t peer = 0; peer < world.size(); ++peer) {
+    gives.push_back(count(world.rank(), peer));
+    takes.push_back(count(peer, world.rank()));
+    given.push_back(
+        at::full({gives.back()}, 10 * world.rank() + peer, at::kInt));
+    expected.push_back(
+        at::full({takes.back()}, 10 * peer + world.rank(), at::kInt));
+  }
+  const at::Tensor in = placed(world.group(), at::cat(given), memory);
+  const at::Tensor out =
+      empty_in(world.group(), {total(takes)}, in.options(), memory);
+  world.group().all_to_all(in, out, gives, takes)->wait();
+  EXPECT_TRUE(at::equal(out, at::cat(expected)));
+}
+
+void check_ring(const World& world) {
+  const int64_t size = world.size();
+  const int64_t next = (world.rank() + 1) % size;
+  const int64_t previous = (world.rank() + size - 1) % size;
+  for (const int64_t numel : {0, 1, 1000, 500'000}) {
+    const at::Tensor out = at::full({numel}, world.rank(), at::kFloat);
+    const at::Tensor in = at::full({numel}, -1, at::kFloat);
+    auto sent =
+        world.group().send(out, next, 7); // all send first: nobody may block
+    auto received = world.group().recv(in, previous, 7);
+    received->wait();
+    sent->wait();
+    EXPECT_TRUE(in.eq(previous).all().item<bool>());
+  }
+}
+
+namespace {
+
+// Calls of random sequences. Everything that ranks must agree on comes
+// from `shared_`, which runs alike on all; what is a rank's own from `own_`.
+class Sequence {
+ public:
+  explicit Sequence(const World& world) : world_(world) {
+    groups_.push_back(world.group());
+    for (int64_t first = 1; first < world.size(); first += 2) {
+      Counts ranks(static_cast<std::size_t>(world.size() - first));
+      std::iota(ranks.begin(), ranks.end(), first);
+      if (world.rank() >= first) {
+        groups_.push_back(
+            world.new_group(ranks, "from" + std::to_string(first)));
+      }
+    }
+  }
+
+  void run(uint64_t seed, int64_t calls) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    shared_.seed(seed);
+    own_.seed(seed * 1000 + static_cast<uint64_t>(world_.rank()));
+    for (int64_t i = 0; i < calls; ++i) {
+      issue();
+      if (shared_() % 3 == 0) {
+        finish();
+      }
+    }
+    finish();
+  }
+
+ private:
+  void issue() {
+    const auto kind = static_cast<CollectiveKind>(shared_() % 5);
+    const at::ScalarType dtype = kDtypes.at(shared_() % kDtypes.size());
+    ReduceOp op = kOps.at(shared_() % kOps.size());
+    if (dtype == at::kBool && op == ReduceOp::kAvg) {
+      op = ReduceOp::kMax;
+    }
+    const int64_t numel = extent();
+    const std::size_t chosen = shared_() % 3;
+    const uint64_t root = shared_();
+    if (chosen >= groups_.size()) {
+      return; // a group without this rank
+    }
+    start(groups_[chosen], kind, dtype, op, numel, root);
+  }
+
+  int64_t extent() {
+    constexpr std::array<uint64_t, 4> kLimits = {4, 300, 5000, 70'000};
+    return static_cast<int64_t>(shared_() % kLimits.at(shared_() % 4));
+  }
+
+  // The world's ranks of a group begin at world rank size() - group.size().
+  at::Tensor brought(
+      const Group& group, int64_t rank, int64_t n, at::ScalarType d) const {
+    return input_of(world_.size() - group.size() + rank, n, d);
+  }
+
+  at::Tensor place(const Group& group, const at::Tensor& value) {
+    return placed(group, value, static_cast<Memory>(own_() % 3));
+  }
+
+  at::Tensor room(const Group& group, int64_t numel, at::ScalarType dtype) {
+    return empty_in(
+        group,
+        {numel},
+        at::TensorOptions(dtype),
+        static_cast<Memory>(own_() % 3));
+  }
+
+  at::Tensor reduction(
+      const Group& group, int64_t n, at::ScalarType dtype, ReduceOp op) const {
+    return reduced(group.size(), n, dtype, op, world_.size() - group.size());
+  }
+
+  void start(
+      const Group& group,
+      CollectiveKind kind,
+      at::ScalarType dtype,
+      ReduceOp op,
+      int64_t numel,
+      uint64_t root);
+  void expect(
+      WorkPtr work, at::Tensor in, at::Tensor out, at::Tensor expected) {
+    pending_.push_back(
+        {std::move(work), std::move(in), std::move(out), std::move(expected)});
+  }
+  void finish() {
+    for (const Pending& pending : pending_) {
+      pending.work->wait();
+      EXPECT_TRUE(at::equal(pending.out, pending.expected));
+    }
+    pending_.clear();
+  }
+
+  struct Pending {
+    WorkPtr work;
+    at::Tensor in;
+    at::Tensor out;
+    at::Tensor expected;
+  };
+
+  World world_;
+  std::mt19937_64 shared_;
+  std::mt19937_64 own_;
+  std::vector<Group> groups_;
+  std::vector<Pending> pending_;
+};
+
+void Sequence::start(
+    const Group& group,
+    CollectiveKind kind,
+    at::ScalarType dtype,
+    ReduceOp op,
+    int64_t numel,
+    uint64_t root) {
+  const int64_t size = group.size();
+  const Counts counts = uneven_counts(size, numel / size);
+  const int64_t sum = total(counts);
+  const auto own_count = counts[static_cast<std::size_t>(group.rank())];
+  std::vector<at::Tensor> parts;
+  switch (kind) {
+    case CollectiveKind::kAllReduce: {
+      const auto x = place(group, brought(group, group.rank(), numel, dtype));
+      return expect(
+          group.all_reduce(x, op), x, x, reduction(group, numel, dtype, op));
+    }
+    case CollectiveKind::kReduceScatter: {
+      const auto in = place(group, brought(group, group.rank(), sum, dtype));
+      const auto out = room(group, own_count, dtype);
+      return expect(
+          group.reduce_scatter(in, out, counts, op),
+          in,
+          out,
+          reduction(group, sum, dtype, op)
+              .narrow(0, start_of(counts, group.rank()), own_count));
+    }
+    case CollectiveKind::kAllGather: {
+      for (int64_t rank = 0; rank < size; ++rank) {
+        parts.push_back(brought(
+            group, rank, counts[static_cast<std::size_t>(rank)], dtype));
+      }
+      const auto in =
+          place(group, parts[static_cast<std::size_t>(group.rank())]);
+      const auto out = room(group, sum, dtype);
+      return expect(group.all_gather(in, out, counts), in, out, at::cat(parts));
+    }
+    case CollectiveKind::kAllToAll: { // rank r gives everybody counts[r]
+      for (int64_t rank = 0; rank < size; ++rank) {
+        const auto count = counts[static_cast<std::size_t>(rank)];
+        parts.push_back(brought(group, rank, count * size, dtype)
+                            .narrow(0, group.rank() * count, count));
+      }
+      const auto in =
+          place(group, brought(group, group.rank(), own_count * size, dtype));
+      const auto out = room(group, sum, dtype);
+      const Counts gives(static_cast<std::size_t>(size), own_count);
+      return expect(
+          group.all_to_all(in, out, gives, counts), in, out, at::cat(parts));
+    }
+    default: {
+      const auto from =
+          static_cast<int64_t>(root % static_cast<uint64_t>(size));
+      const auto x = place(group, brought(group, group.rank(), numel, dtype));
+      return expect(
+          group.broadcast(x, from), x, x, brought(group, from, numel, dtype));
+    }
+  }
+}
+
+} // namespace
+
+void check_large(const World& world) {
+  const Group& group = world.group();
+  const int64_t size = world.size();
+  const int64_t numel = (int64_t{16} << 20) / size;
+  const Counts counts = even_counts(size, numel);
+  const auto memory =
+      world.rank() % 2 == 0 ? Memory::kAllocated : Memory::kPlain;
+  const auto filled = [&](int64_t n, int64_t value) {
+    return empty_in(group, {n}, at::kFloat, memory).fill_(value);
+  };
+  const auto holds = [](const at::Tensor& tensor, int64_t value) {
+    return tensor.eq(value).all().item<bool>();
+  };
+  const int64_t sum = size * (size + 1) / 2;
+  const at::Tensor all = filled(numel * size, world.rank() + 1);
+  const at::Tensor part = filled(numel, -1);
+  group.reduce_scatter(all, part, counts, ReduceOp::kSum)->wait();
+  EXPECT_TRUE(holds(part, sum));
+  group.all_reduce(all, ReduceOp::kMax)->wait();
+  EXPECT_TRUE(holds(all, size));
+  part.fill_(world.rank());
+  group.all_gather(part, all, counts)->wait();
+  for (int64_t rank = 0; rank < size; ++rank) {
+    EXPECT_TRUE(holds(all.narrow(0, rank * numel, numel), rank));
+  }
+  const at::Tensor swapped = filled(numel * size, -1);
+  group.all_to_all(all, swapped, counts, counts)->wait();
+  EXPECT_TRUE(holds(swapped, world.rank()));
+  group.broadcast(all, size - 1)->wait();
+  EXPECT_TRUE(holds(all.narrow(0, 0, numel), 0));
+}
+
+void check_random_sequences(
+    const World& world, uint64_t first_seed, uint64_t count) {
+  Sequence sequence(world);
+  for (uint64_t seed = first_seed; seed < first_seed + count; ++seed) {
+    sequence.run(seed, 8);
+  }
+}
+
+} // namespace tessera::conformance
