@@ -26,9 +26,9 @@ TEST_P(OnEveryWorld, ReductionsOverShm) {
           continue;
         }
         for (const int64_t numel : {0, 1, 7, 1000, 20001}) {
-          check_reductions(world, numel, dtype, op);
+          check_reductions(world.group(), numel, dtype, op);
         }
-        check_reductions(world, 9001, dtype, op, Memory::kUnaligned);
+        check_reductions(world.group(), 9001, dtype, op, Memory::kUnaligned);
       }
     }
   });
@@ -51,7 +51,7 @@ TEST_P(OnEveryWorld, ReductionsLargerThanTheWindowOverShm) {
   run_ranks(GetParam(), [](World world) {
     for (const at::ScalarType dtype :
          {at::kFloat, at::kBFloat16, at::kDouble, at::kByte}) {
-      check_reductions(world, 700'001, dtype, ReduceOp::kSum);
+      check_reductions(world.group(), 700'001, dtype, ReduceOp::kSum);
     }
   });
 }
@@ -60,11 +60,11 @@ TEST_P(OnEveryWorld, MovementsOverShm) {
   run_ranks(GetParam(), [](World world) {
     for (const at::ScalarType dtype : kDtypes) {
       for (const int64_t numel : {0, 1, 7, 1000, 300'007}) {
-        check_movements(world, numel, dtype);
+        check_movements(world.group(), numel, dtype);
       }
     }
     for (const int64_t scale : {0, 1, 5, 100'003}) {
-      check_all_to_all(world, scale);
+      check_all_to_all(world.group(), scale);
     }
     world.group().barrier()->wait();
   });
@@ -76,19 +76,19 @@ TEST_P(OnEveryWorld, EverythingOverGloo) {
       [](World world) {
         for (const at::ScalarType dtype : kDtypes) {
           check_reductions(
-              world,
+              world.group(),
               7,
               dtype,
               dtype == at::kBool ? ReduceOp::kMax : ReduceOp::kAvg);
-          check_reductions(world, 33'001, dtype, ReduceOp::kSum);
-          check_movements(world, 1000, dtype);
+          check_reductions(world.group(), 33'001, dtype, ReduceOp::kSum);
+          check_movements(world.group(), 1000, dtype);
         }
         for (const ReduceOp op : kOps) {
-          check_reductions(world, 0, at::kFloat, op);
-          check_reductions(world, 1001, at::kFloat, op);
+          check_reductions(world.group(), 0, at::kFloat, op);
+          check_reductions(world.group(), 1001, at::kFloat, op);
         }
         for (const int64_t scale : {0, 1, 50'003}) {
-          check_all_to_all(world, scale);
+          check_all_to_all(world.group(), scale);
         }
         world.group().barrier()->wait();
       },
@@ -123,9 +123,12 @@ TEST(Group, ManyCollectivesInFlightOverGlooKeepTheirOrder) {
 
 TEST(Group, MessagesPassAroundARing) {
   for (const int64_t n : {2, 3, 4}) {
-    run_ranks(n, check_ring);
+    run_ranks(n, [](const World& world) { check_ring(world.group()); });
   }
-  run_ranks(3, check_ring, {.backend = "gloo"});
+  run_ranks(
+      3,
+      [](const World& world) { check_ring(world.group()); },
+      {.backend = "gloo"});
 }
 
 TEST(Group, MessagesAreMatchedByTag) {

@@ -105,14 +105,14 @@ int64_t start_of(const Counts& counts, int64_t rank) {
   return std::accumulate(counts.begin(), counts.begin() + rank, int64_t{0});
 }
 
-int64_t own(const Counts& counts, const World& world) {
-  return counts[static_cast<std::size_t>(world.rank())];
+int64_t own(const Counts& counts, const Group& group) {
+  return counts[static_cast<std::size_t>(group.rank())];
 }
 
 } // namespace
 
 void check_reductions(
-    const World& world,
+    const Group& group,
     int64_t numel,
     at::ScalarType dtype,
     ReduceOp op,
@@ -120,29 +120,29 @@ void check_reductions(
   SCOPED_TRACE(
       testing::Message() << numel << " " << c10::toString(dtype) << " "
                          << name_of(op));
-  const int64_t size = world.size();
+  const int64_t size = group.size();
   const at::Tensor all =
-      placed(world.group(), input_of(world.rank(), numel, dtype), memory);
-  world.group().all_reduce(all, op)->wait();
+      placed(group, input_of(group.rank(), numel, dtype), memory);
+  group.all_reduce(all, op)->wait();
   EXPECT_TRUE(at::equal(all, reduced(size, numel, dtype, op)));
   for (const Counts& counts :
        {even_counts(size, numel), uneven_counts(size, numel)}) {
-    const at::Tensor in = placed(
-        world.group(), input_of(world.rank(), total(counts), dtype), memory);
+    const at::Tensor in =
+        placed(group, input_of(group.rank(), total(counts), dtype), memory);
     const at::Tensor out =
-        empty_in(world.group(), {own(counts, world)}, in.options(), memory);
-    world.group().reduce_scatter(in, out, counts, op)->wait();
+        empty_in(group, {own(counts, group)}, in.options(), memory);
+    group.reduce_scatter(in, out, counts, op)->wait();
     const at::Tensor expected =
         reduced(size, total(counts), dtype, op)
-            .narrow(0, start_of(counts, world.rank()), own(counts, world));
+            .narrow(0, start_of(counts, group.rank()), own(counts, group));
     EXPECT_TRUE(at::equal(out, expected));
   }
 }
 
 void check_movements(
-    const World& world, int64_t numel, at::ScalarType dtype, Memory memory) {
+    const Group& group, int64_t numel, at::ScalarType dtype, Memory memory) {
   SCOPED_TRACE(testing::Message() << numel << " " << c10::toString(dtype));
-  const int64_t size = world.size();
+  const int64_t size = group.size();
   for (const Counts& counts :
        {even_counts(size, numel), uneven_counts(size, numel)}) {
     std::vector<at::Tensor> parts;
@@ -150,23 +150,23 @@ void check_movements(
       parts.push_back(
           input_of(rank, counts[static_cast<std::size_t>(rank)], dtype));
     }
-    const at::Tensor in = placed(
-        world.group(), parts[static_cast<std::size_t>(world.rank())], memory);
+    const at::Tensor in =
+        placed(group, parts[static_cast<std::size_t>(group.rank())], memory);
     const at::Tensor out =
-        empty_in(world.group(), {total(counts)}, in.options(), memory);
-    world.group().all_gather(in, out, counts)->wait();
+        empty_in(group, {total(counts)}, in.options(), memory);
+    group.all_gather(in, out, counts)->wait();
     EXPECT_TRUE(at::equal(out, at::cat(parts)));
   }
   for (int64_t root = 0; root < size; ++root) {
     const at::Tensor x =
-        placed(world.group(), input_of(world.rank(), numel, dtype), memory);
-    world.group().broadcast(x, root)->wait();
+        placed(group, input_of(group.rank(), numel, dtype), memory);
+    group.broadcast(x, root)->wait();
     EXPECT_TRUE(at::equal(x, input_of(root, numel, dtype)));
   }
 }
 
 // Each element is 10a + b.
-void check_all_to_all(const World& world, int64_t scale, Memory memory) {
+void check_all_to_all(const Group& group, int64_t scale, Memory memory) {
   const auto count = [scale](int64_t from, int64_t to) {
     return (from + 2 * to) % 3 * scale;
   };
@@ -174,31 +174,29 @@ void check_all_to_all(const World& world, int64_t scale, Memory memory) {
   Counts takes;
   std::vector<at::Tensor> given;
   std::vector<at::Tensor> expected;
-  for (int64_t peer = 0; peer < world.size(); ++peer) {
-    gives.push_back(count(world.rank(), peer));
-    takes.push_back(count(peer, world.rank()));
+  for (int64_t peer = 0; peer < group.size(); ++peer) {
+    gives.push_back(count(group.rank(), peer));
+    takes.push_back(count(peer, group.rank()));
     given.push_back(
-        at::full({gives.back()}, 10 * world.rank() + peer, at::kInt));
+        at::full({gives.back()}, 10 * group.rank() + peer, at::kInt));
     expected.push_back(
-        at::full({takes.back()}, 10 * peer + world.rank(), at::kInt));
+        at::full({takes.back()}, 10 * peer + group.rank(), at::kInt));
   }
-  const at::Tensor in = placed(world.group(), at::cat(given), memory);
-  const at::Tensor out =
-      empty_in(world.group(), {total(takes)}, in.options(), memory);
-  world.group().all_to_all(in, out, gives, takes)->wait();
+  const at::Tensor in = placed(group, at::cat(given), memory);
+  const at::Tensor out = empty_in(group, {total(takes)}, in.options(), memory);
+  group.all_to_all(in, out, gives, takes)->wait();
   EXPECT_TRUE(at::equal(out, at::cat(expected)));
 }
 
-void check_ring(const World& world) {
-  const int64_t size = world.size();
-  const int64_t next = (world.rank() + 1) % size;
-  const int64_t previous = (world.rank() + size - 1) % size;
+void check_ring(const Group& group) {
+  const int64_t size = group.size();
+  const int64_t next = (group.rank() + 1) % size;
+  const int64_t previous = (group.rank() + size - 1) % size;
   for (const int64_t numel : {0, 1, 1000, 500'000}) {
-    const at::Tensor out = at::full({numel}, world.rank(), at::kFloat);
+    const at::Tensor out = at::full({numel}, group.rank(), at::kFloat);
     const at::Tensor in = at::full({numel}, -1, at::kFloat);
-    auto sent =
-        world.group().send(out, next, 7); // all send first: nobody may block
-    auto received = world.group().recv(in, previous, 7);
+    auto sent = group.send(out, next, 7); // all send first: nobody may block
+    auto received = group.recv(in, previous, 7);
     received->wait();
     sent->wait();
     EXPECT_TRUE(in.eq(previous).all().item<bool>());
@@ -378,13 +376,12 @@ void Sequence::start(
 
 } // namespace
 
-void check_large(const World& world) {
-  const Group& group = world.group();
-  const int64_t size = world.size();
+void check_large(const Group& group) {
+  const int64_t size = group.size();
   const int64_t numel = (int64_t{16} << 20) / size;
   const Counts counts = even_counts(size, numel);
   const auto memory =
-      world.rank() % 2 == 0 ? Memory::kAllocated : Memory::kPlain;
+      group.rank() % 2 == 0 ? Memory::kAllocated : Memory::kPlain;
   const auto filled = [&](int64_t n, int64_t value) {
     return empty_in(group, {n}, at::kFloat, memory).fill_(value);
   };
@@ -392,20 +389,20 @@ void check_large(const World& world) {
     return tensor.eq(value).all().item<bool>();
   };
   const int64_t sum = size * (size + 1) / 2;
-  const at::Tensor all = filled(numel * size, world.rank() + 1);
+  const at::Tensor all = filled(numel * size, group.rank() + 1);
   const at::Tensor part = filled(numel, -1);
   group.reduce_scatter(all, part, counts, ReduceOp::kSum)->wait();
   EXPECT_TRUE(holds(part, sum));
   group.all_reduce(all, ReduceOp::kMax)->wait();
   EXPECT_TRUE(holds(all, size));
-  part.fill_(world.rank());
+  part.fill_(group.rank());
   group.all_gather(part, all, counts)->wait();
   for (int64_t rank = 0; rank < size; ++rank) {
     EXPECT_TRUE(holds(all.narrow(0, rank * numel, numel), rank));
   }
   const at::Tensor swapped = filled(numel * size, -1);
   group.all_to_all(all, swapped, counts, counts)->wait();
-  EXPECT_TRUE(holds(swapped, world.rank()));
+  EXPECT_TRUE(holds(swapped, group.rank()));
   group.broadcast(all, size - 1)->wait();
   EXPECT_TRUE(holds(all.narrow(0, 0, numel), 0));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of a world's collectives against a plain model, for any backend, for
+// Checks of a group's collectives against a plain model, for any backend, for
 // ranks that are threads and ranks that are processes. All checks are
 // collective; they report through gtest.
 #pragma once
@@ -38,24 +38,24 @@ enum class Memory { kPlain, kAllocated, kUnaligned };
 
 // all_reduce and reduce_scatter, with even and uneven counts.
 void check_reductions(
-    const World& world,
+    const Group& group,
     int64_t numel,
     at::ScalarType dtype,
     ReduceOp op,
     Memory memory = Memory::kPlain);
 // all_gather with even and uneven counts, broadcast from every root.
 void check_movements(
-    const World& world,
+    const Group& group,
     int64_t numel,
     at::ScalarType dtype,
     Memory memory = Memory::kPlain);
 // Rank a gives rank b (a + 2b) % 3 * scale elements.
 void check_all_to_all(
-    const World& world, int64_t scale, Memory memory = Memory::kPlain);
+    const Group& group, int64_t scale, Memory memory = Memory::kPlain);
 // Everybody sends to the next rank, in sizes around every border.
-void check_ring(const World& world);
+void check_ring(const Group& group);
 // 64 MiB over every kind, in memory of both kinds at once.
-void check_large(const World& world);
+void check_large(const Group& group);
 // `count` sequences of eight random calls on the world and on groups of some of
 // its ranks, several in flight; each rank's memory of another kind. The same
 // seeds give the same calls on every rank.

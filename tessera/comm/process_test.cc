@@ -135,19 +135,20 @@ TEST(RankBody, DISABLED_Conformance) {
         for (const ReduceOp op : conformance::kOps) {
           if (dtype != at::kBool || op != ReduceOp::kAvg) {
             conformance::check_reductions(
-                world, numel, dtype, op, Memory::kAllocated);
+                world.group(), numel, dtype, op, Memory::kAllocated);
           }
         }
-        conformance::check_movements(world, numel, dtype, Memory::kAllocated);
+        conformance::check_movements(
+            world.group(), numel, dtype, Memory::kAllocated);
       }
     }
     for (const Memory memory : {Memory::kPlain, Memory::kUnaligned}) {
       conformance::check_reductions(
-          world, 70'001, at::kBFloat16, ReduceOp::kSum, memory);
-      conformance::check_movements(world, 300'007, at::kInt, memory);
-      conformance::check_all_to_all(world, 33'000, memory);
+          world.group(), 70'001, at::kBFloat16, ReduceOp::kSum, memory);
+      conformance::check_movements(world.group(), 300'007, at::kInt, memory);
+      conformance::check_all_to_all(world.group(), 33'000, memory);
     }
-    conformance::check_large(world);
+    conformance::check_large(world.group());
     conformance::check_random_sequences(world, 2000, 200);
   });
 }
