@@ -54,9 +54,8 @@ SpecPtr spec_or_replicated(const at::Tensor& gradient, const DeviceMesh& mesh) {
   if (is_dtensor(gradient)) {
     return spec_of(gradient);
   }
-  const Placements placements(static_cast<size_t>(mesh.ndim()), Replicate{});
   return intern_contiguous(
-      mesh, placements, gradient.sizes(), gradient.scalar_type());
+      mesh, replicated(mesh), gradient.sizes(), gradient.scalar_type());
 }
 
 at::Tensor moved(
@@ -177,8 +176,7 @@ struct Distribute : public Function<Distribute> {
       const at::Tensor& whole,
       int64_t to_address) {
     const SpecPtr to = spec_at(to_address);
-    const Placements replicated(to->placements.size(), Replicate{});
-    const SpecPtr from = with_placements(to, replicated);
+    const SpecPtr from = with_placements(to, replicated(to->mesh));
     return wrap_local(
         match_layout(
             run_steps(whole, plan_redistribution(from, to, CostModel())), to),

@@ -52,10 +52,6 @@ using torch::jit::Stack;
 // The mesh that the module under construction on this thread goes to.
 thread_local const DeviceMesh* building = nullptr;
 
-Placements replicated(const DeviceMesh& mesh) {
-  return Placements(static_cast<size_t>(mesh.ndim()), Replicate{});
-}
-
 template <typename F>
 void for_each_tensor(Stack& stack, size_t count, F f) {
   for (size_t i = stack.size() - count; i < stack.size(); ++i) {

@@ -2,7 +2,6 @@
 #include <tessera/dtensor/dtensor.h>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/alias.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -40,10 +39,6 @@ void require_plain(const at::Tensor& tensor, const char* operation) {
                          : "an undefined tensor",
         tensor.defined() ? " (redistribute changes placements)" : ""));
   }
-}
-
-Placements replicated(const DeviceMesh& mesh) {
-  return Placements(static_cast<size_t>(mesh.ndim()), Replicate{});
 }
 
 // The value of the mesh's first rank reaches every rank, one axis after the
@@ -121,9 +116,9 @@ at::Tensor to_local(
 at::Tensor full_tensor(const at::Tensor& tensor) {
   const SpecPtr spec = require_dtensor(tensor, "full_tensor")->spec();
   AskerScope asker("full_tensor");
-  const at::Tensor whole =
-      to_local(redistribute(tensor, replicated(spec->mesh)));
-  return spec->is_replicated() ? whole.clone() : whole;
+  return spec->is_replicated()
+      ? to_local(tensor).clone()
+      : to_local(redistribute(tensor, replicated(spec->mesh)));
 }
 
 at::Tensor redistribute(

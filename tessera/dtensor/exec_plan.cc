@@ -24,9 +24,12 @@ SpecPtr spec_in_call(const at::Tensor& tensor, const DeviceMesh& mesh) {
   if (impl != nullptr && impl->spec()->mesh == mesh) {
     return impl->spec();
   }
-  const Placements replicated(static_cast<size_t>(mesh.ndim()), Replicate{});
   return intern(
-      mesh, replicated, tensor.sizes(), tensor.strides(), tensor.scalar_type());
+      mesh,
+      replicated(mesh),
+      tensor.sizes(),
+      tensor.strides(),
+      tensor.scalar_type());
 }
 
 OpArg list_argument(
@@ -267,7 +270,10 @@ std::unique_ptr<ExecPlan> make_plan(
         intern_contiguous(plan->mesh, output.raw, output.sizes, c10::kFloat)
             ->local_sizes;
   }
-  plan->computes_nothing = info.refuses_empty && holds_nothing(*plan);
+  if (plan->decision.kernel == LocalKernel::kZerosIfEmpty &&
+      !holds_nothing(*plan)) {
+    plan->decision.kernel = LocalKernel::kOp;
+  }
   plan->copied_view = info.is_view && moves_data(*plan);
   return plan;
 }
@@ -289,7 +295,7 @@ void learn_outputs(
     }
     output.placements = i < decision.outputs.size()
         ? decision.outputs[i].placements
-        : Placements(static_cast<size_t>(plan.mesh.ndim()), Replicate{});
+        : replicated(plan.mesh);
     if (!known || !local_results[i].defined()) {
       continue;
     }
@@ -305,8 +311,7 @@ void learn_outputs(
     finished = finished && output.steps.empty() && !output.relayout;
   }
   plan.simple = finished && plan.moves.empty() && plan.returns.empty() &&
-      decision.kernel == LocalKernel::kOp && !decision.fallback &&
-      !plan.computes_nothing;
+      decision.kernel == LocalKernel::kOp && !decision.fallback;
   plan.outputs_ready = true;
 }
 

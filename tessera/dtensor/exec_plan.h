@@ -46,7 +46,7 @@ struct ExecPlan {
   };
 
   DeviceMesh mesh;
-  Decision decision;
+  Decision decision; // kernel: kZerosIfEmpty only where it is empty
   std::vector<Move> moves;
   std::vector<Return> returns;
   std::vector<std::pair<int, c10::IValue>> edits;
@@ -56,9 +56,6 @@ struct ExecPlan {
       false; // filled after the first run, which tells the dtypes
   bool simple = false; // nothing to move, to bring back or to finish: run the
                        // operator on the locals; known after the first run
-  // The local part is empty and the operator's kernel cannot bear that: the
-  // results are empty too.
-  bool computes_nothing = false;
   bool copied_view =
       false; // a view that had to move its input: the result is no alias
 };

@@ -2,7 +2,6 @@
 #include <tessera/dtensor/local_kernels.h>
 
 #include <ATen/OpMathType.h>
-#include <ATen/core/Reduction.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/sum.h>
@@ -26,27 +25,55 @@ void call_operator(const LocalCall& call, torch::jit::Stack& stack) {
   call.op.redispatchBoxed(call.keys, &stack);
 }
 
-// The sum that a mean over cut dims begins with.
-void run_sum(const LocalCall& call, torch::jit::Stack& stack) {
-  const OpInfo& info = call.info;
-  const at::Tensor self = argument(stack, info, 0).toTensor();
-  at::Tensor result;
-  if (info.name == "aten::mean.dim") {
-    const c10::IValue& dims = argument(stack, info, 1);
-    const std::vector<int64_t> list =
-        dims.isNone() ? std::vector<int64_t>{} : dims.toIntVector();
-    const bool keepdim = argument(stack, info, 2).toBool();
-    result = at::sum(
-        self,
-        list,
-        keepdim,
-        argument(stack, info, 3).toOptional<at::ScalarType>());
-  } else {
-    result =
-        at::sum(self, argument(stack, info, 1).toOptional<at::ScalarType>());
+// Puts a reduction's result where the arguments were; in the out= form it is
+// written there.
+void leave_result(
+    const OpInfo& info, torch::jit::Stack& stack, at::Tensor result) {
+  if (!info.written_args.empty()) {
+    const at::Tensor out =
+        argument(stack, info, static_cast<size_t>(info.written_args[0]))
+            .toTensor();
+    result = out.copy_(result);
   }
   torch::jit::drop(stack, info.args.size());
   stack.emplace_back(std::move(result));
+}
+
+// The arguments dims and keepdim of a reduction.
+struct Reduced {
+  std::vector<int64_t> dims; // empty: all
+  bool keepdim = false;
+};
+
+// `position`: of dims, which keepdim follows; -1: the operator has neither.
+Reduced reduced_of(
+    const OpInfo& info, torch::jit::Stack& stack, int64_t position) {
+  if (position < 0) {
+    return {};
+  }
+  const auto first = static_cast<size_t>(position);
+  const c10::IValue& dims = argument(stack, info, first);
+  return {
+      dims.isNone() ? std::vector<int64_t>{} : dims.toIntVector(),
+      argument(stack, info, first + 1).toBool()};
+}
+
+// The sum that a mean over cut dims begins with.
+void run_sum(const LocalCall& call, torch::jit::Stack& stack) {
+  const OpInfo& info = call.info;
+  const int64_t dims = call.plan.decision.numbers.at(1);
+  const Reduced reduced = reduced_of(info, stack, dims);
+  const auto dtype =
+      argument(stack, info, static_cast<size_t>(dims < 0 ? 1 : dims + 2))
+          .toOptional<at::ScalarType>();
+  leave_result(
+      info,
+      stack,
+      at::sum(
+          argument(stack, info, 0).toTensor(),
+          reduced.dims,
+          reduced.keepdim,
+          dtype));
 }
 
 void divide(const LocalCall& call, torch::jit::Stack& stack) {
@@ -106,39 +133,23 @@ std::vector<int64_t> reduced_sizes(
   return result;
 }
 
-// amax, amin (self, dims, keepdim) and max, min (self) of a local tensor that
-// may be empty.
-void run_extremum(const LocalCall& call, torch::jit::Stack& stack) {
+// A reduction by max or min of a local tensor that may be empty.
+void run_extremum(
+    const LocalCall& call, torch::jit::Stack& stack, bool of_max) {
   const OpInfo& info = call.info;
   const at::Tensor self = argument(stack, info, 0).toTensor();
   if (self.numel() != 0) {
     call_operator(call, stack);
     return;
   }
-  const bool of_max = info.name.find("max") != std::string::npos;
-  const bool has_dims = info.args.size() >= 3;
-  const std::vector<int64_t> dims = has_dims
-      ? argument(stack, info, 1).toIntVector()
-      : std::vector<int64_t>{};
-  const bool keepdim = has_dims && argument(stack, info, 2).toBool();
-  const std::vector<int64_t> sizes = reduced_sizes(self.sizes(), dims, keepdim);
-  at::Tensor result =
-      at::full(sizes, identity(self.scalar_type(), of_max), self.options());
-  torch::jit::drop(stack, info.args.size());
-  stack.emplace_back(std::move(result));
-}
-
-// The position of a norm's order: the first float argument, or -1 when it is
-// left to its default, 2.
-int order_position(const OpInfo& info, torch::jit::Stack& stack) {
-  for (size_t i = 0; i < info.args.size(); ++i) {
-    const bool number = info.args[i].kind == OpInfo::ArgKind::kScalar ||
-        info.args[i].kind == OpInfo::ArgKind::kReal;
-    if (number && !argument(stack, info, i).isNone()) {
-      return static_cast<int>(i);
-    }
-  }
-  return -1;
+  const Reduced reduced =
+      reduced_of(info, stack, call.plan.decision.numbers.at(0));
+  const std::vector<int64_t> sizes =
+      reduced_sizes(self.sizes(), reduced.dims, reduced.keepdim);
+  leave_result(
+      info,
+      stack,
+      at::full(sizes, identity(self.scalar_type(), of_max), self.options()));
 }
 
 bool any_empty(const c10::IValue& value) {
@@ -167,10 +178,13 @@ at::Tensor raw_norm(const at::Tensor& norm, double order) {
 // What an empty local contributes to a norm of infinite order: the operator
 // itself refuses it, so a norm of order 2 gives the shape, and zeros.
 at::Tensor norm_of_part(
-    const LocalCall& call, torch::jit::Stack arguments, double order) {
+    const LocalCall& call,
+    torch::jit::Stack arguments,
+    size_t order_position,
+    double order) {
   const bool refused = std::isinf(order) && any_empty(arguments[0]);
   if (refused) {
-    arguments[static_cast<size_t>(order_position(call.info, arguments))] = 2.0;
+    arguments[order_position] = 2.0;
   }
   call.op.redispatchBoxed(call.keys, &arguments);
   at::Tensor norm = arguments.back().isTensorList()
@@ -181,26 +195,24 @@ at::Tensor norm_of_part(
 
 // Norms of the locals, raised to their order so that they add up.
 void run_norm(LocalCall& call, torch::jit::Stack& stack) {
-  const int position = order_position(call.info, stack);
-  const double order = position < 0
-      ? 2.0
-      : argument(stack, call.info, static_cast<size_t>(position))
-            .toScalar()
-            .toDouble();
+  const auto position = static_cast<size_t>(call.plan.decision.numbers.at(0));
+  const c10::IValue& p = argument(stack, call.info, position);
+  const double order = p.isNone() ? 2.0 : p.toScalar().toDouble();
   call.norm_order = order;
   torch::jit::Stack arguments(
       stack.end() - static_cast<std::ptrdiff_t>(call.info.args.size()),
       stack.end());
   torch::jit::drop(stack, call.info.args.size());
   if (arguments[0].isTensor()) {
-    stack.emplace_back(raw_norm(norm_of_part(call, arguments, order), order));
+    stack.emplace_back(
+        raw_norm(norm_of_part(call, arguments, position, order), order));
     return;
   }
   std::vector<at::Tensor> norms;
   for (const at::Tensor& tensor : arguments[0].toTensorVector()) {
     torch::jit::Stack one = arguments;
     one[0] = std::vector<at::Tensor>{tensor};
-    norms.push_back(raw_norm(norm_of_part(call, one, order), order));
+    norms.push_back(raw_norm(norm_of_part(call, one, position, order), order));
   }
   stack.emplace_back(std::move(norms));
 }
@@ -217,9 +229,9 @@ void run_sdp_choice(const LocalCall& call, torch::jit::Stack& stack) {
   stack.emplace_back(static_cast<int64_t>(fused ? 1 : 0));
 }
 
-// The results of an operator whose operands have no element here. Sums that
-// attention keeps beside its output are float32 at least.
-void give_empty_results(const LocalCall& call, torch::jit::Stack& stack) {
+// The results of attention whose query (or gradient) has no element here. The
+// sums that its forward keeps beside the output are float32 at least.
+void give_zeros(const LocalCall& call, torch::jit::Stack& stack) {
   const at::Tensor first = argument(stack, call.info, 0).toTensor();
   torch::jit::drop(stack, call.info.args.size());
   const std::vector<OutputDecision>& outputs = call.plan.decision.outputs;
@@ -238,10 +250,6 @@ void give_empty_results(const LocalCall& call, torch::jit::Stack& stack) {
 } // namespace
 
 void run_local_kernel(LocalCall& call, torch::jit::Stack& stack) {
-  if (call.plan.computes_nothing) {
-    give_empty_results(call, stack);
-    return;
-  }
   switch (call.plan.decision.kernel) {
     case LocalKernel::kOp:
       call.plan.decision.fallback&& call.info.is_random
@@ -249,7 +257,6 @@ void run_local_kernel(LocalCall& call, torch::jit::Stack& stack) {
           : call_operator(call, stack);
       return;
     case LocalKernel::kNllLoss:
-      argument(stack, call.info, 3) = static_cast<int64_t>(at::Reduction::Sum);
       call_operator(call, stack);
       return;
     case LocalKernel::kMean:
@@ -263,11 +270,16 @@ void run_local_kernel(LocalCall& call, torch::jit::Stack& stack) {
     case LocalKernel::kView:
       run_view(call, stack);
       return;
-    case LocalKernel::kExtremum:
-      run_extremum(call, stack);
+    case LocalKernel::kMaximum:
+    case LocalKernel::kMinimum:
+      run_extremum(
+          call, stack, call.plan.decision.kernel == LocalKernel::kMaximum);
       return;
     case LocalKernel::kNorm:
       run_norm(call, stack);
+      return;
+    case LocalKernel::kZerosIfEmpty:
+      give_zeros(call, stack);
       return;
     case LocalKernel::kRandom:
       run_random(call, stack);

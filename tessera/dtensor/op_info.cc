@@ -139,8 +139,6 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) {
     is_view = is_view ||
         (result.alias_info() != nullptr && !result.alias_info()->isWrite());
   }
-  refuses_empty =
-      name.starts_with("aten::_scaled_dot_product_flash_attention_for_cpu");
   is_random = op.hasTag(at::Tag::nondeterministic_seeded);
   is_inplace_view = op.hasTag(at::Tag::inplace_view);
 }

@@ -46,8 +46,6 @@ struct OpInfo {
       tensor_args; // positions of every argument that may hold tensors
   std::vector<int> written_args;
   bool is_view = false; // a result aliases an argument that is not written
-  bool refuses_empty =
-      false; // libtorch's kernel fails on tensors of no element
   bool writes_lists = false;
   bool is_random = false; // draws from a generator
   int generator_arg = -1; // where it can be given one

@@ -235,6 +235,10 @@ SpecPtr intern_contiguous(
   return intern(mesh, placements, sizes, strides, dtype);
 }
 
+Placements replicated(const DeviceMesh& mesh) {
+  return Placements(static_cast<size_t>(mesh.ndim()), Replicate());
+}
+
 SpecPtr with_placements(SpecPtr spec, const Placements& placements) {
   if (placements == spec->placements) {
     return spec;

@@ -56,6 +56,9 @@ struct TensorSpec {
 
 using SpecPtr = const TensorSpec*;
 
+// Replicate on every axis of the mesh.
+Placements replicated(const DeviceMesh& mesh);
+
 // The one object for this spec. Thread-safe, not collective. Throws UsageError
 // when placements do not fit the mesh or the shape (count, dim range, unit),
 // and for sizes whose product overflows.

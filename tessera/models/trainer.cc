@@ -50,7 +50,7 @@ class Stopwatch {
 };
 
 Placements batch_placements(const DeviceMesh& mesh, int64_t axis) {
-  Placements placements(static_cast<size_t>(mesh.ndim()));
+  Placements placements = replicated(mesh);
   placements[static_cast<size_t>(axis)] = Shard(0);
   return placements;
 }

@@ -19,9 +19,8 @@ NormPart part_of(
     const at::Tensor& value,
     const DeviceMesh& mesh,
     const Placements& placements) {
-  const Placements everywhere(static_cast<size_t>(mesh.ndim()));
-  const SpecPtr whole =
-      intern_contiguous(mesh, everywhere, value.sizes(), value.scalar_type());
+  const SpecPtr whole = intern_contiguous(
+      mesh, replicated(mesh), value.sizes(), value.scalar_type());
   const SpecPtr part = with_placements(whole, placements);
   return {cut_local(value, *whole, *part), part};
 }

@@ -300,9 +300,9 @@ void update_distributed(
       add_state(entry, *job.slot, rule, options, states);
       if (entry.step.defined()) {
         const DeviceMesh& mesh = job.slot->state_spec->mesh;
-        const Placements everywhere(static_cast<size_t>(mesh.ndim()));
         entry.step = wrap_local(
-            entry.step, intern_contiguous(mesh, everywhere, {}, c10::kFloat));
+            entry.step,
+            intern_contiguous(mesh, replicated(mesh), {}, c10::kFloat));
       }
       entries.push_back(std::move(entry));
     }

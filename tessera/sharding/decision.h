@@ -15,17 +15,25 @@ namespace tessera {
 // the result.
 enum class LocalKernel : uint8_t {
   kOp,
-  kMean, // aten::mean: sum, then division by `numbers[0]` (the global count)
+  kMean, // aten::mean: sum, then division by `numbers[0]` (the global count);
+         // `numbers[1]`: the position of the argument dims, which keepdim and
+         // dtype follow; -1: none, dtype follows the tensor
   kDivide, // the operator itself, whose reduction an edit turned into a sum,
            // then division by `numbers[0]`: mse_loss and its backward, ...
   kView, // squeeze, _reshape_alias: the local input viewed with result 0's
          // local sizes, whatever the call's arguments say
-  kExtremum, // amax, amin, max, min over a dim that is cut: an empty local
-             // gives the reduction's identity
+  kMaximum, // amax, max over a dim that is cut: an empty local gives the least
+            // value there is; `numbers[0]`: the position of the argument dims,
+            // which keepdim follows; -1: none
+  kMinimum, // likewise
   kNorm, // vector norm over cut dims: raw is the sum of |x|^p (or max, min);
-         // finished with the root after the reduction
-  kNllLoss, // nll_loss_forward with reduction mean over a cut batch: raw are
-            // weighted sum and total weight; finished by division
+         // finished with the root after the reduction; `numbers[0]`: the
+         // position of p
+  kNllLoss, // nll_loss_forward, whose mean over a cut batch an edit turned into
+            // a sum: raw are weighted sum and total weight; finished by
+            // division
+  kZerosIfEmpty, // the operator itself, which fails on an operand without an
+                 // element: a rank that has none of operand 0 gives zeros
   kRandom, // counter-based random numbers over the global element index:
            // dropout, bernoulli, uniform_, normal_, ...
   kFusedSdpChoice // which attention kernel; decided on the global shapes

@@ -25,6 +25,8 @@ struct Row {
   int64_t keepdim = -1; // schema position
   int64_t decides = -1; // schema position of the Scalar whose value matters
   int mode = 0; // of the family's own enumeration
+  bool zeros_if_empty = false; // libtorch's kernel fails on an operand without
+                               // an element (LocalKernel::kZerosIfEmpty)
   int results = 1;
 };
 

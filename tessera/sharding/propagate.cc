@@ -405,8 +405,7 @@ Decision propagate_parts(
     all.inputs.push_back(
         operand.spec == nullptr
             ? nullptr
-            : with_placements(
-                  operand.spec, Placements(operand.spec->placements.size())));
+            : with_placements(operand.spec, replicated(operand.spec->mesh)));
     all.written.push_back(
         operand.spec != nullptr && operand.written ? all.inputs.back()
                                                    : nullptr);

@@ -143,6 +143,16 @@ Locals run_op(const PlainCall& call, Stack stack) {
   return results_of(stack);
 }
 
+Locals zeros_of(const std::vector<SpecPtr>& specs) {
+  Locals out;
+  for (const SpecPtr spec : specs) {
+    out.push_back(
+        spec == nullptr ? at::Tensor()
+                        : at::zeros(spec->local_sizes, spec->dtype));
+  }
+  return out;
+}
+
 Locals run_local(
     const PlainCall& call,
     Stack& stack,
@@ -151,20 +161,24 @@ Locals run_local(
   edit(stack, decision);
   switch (decision.kernel) {
     case LocalKernel::kMean:
-      return {global_mean(stack, decision.numbers.at(0))};
+      return {global_mean(decision.numbers, stack)};
     case LocalKernel::kDivide: {
       Locals out = run_op(call, stack);
       return {out[0] / decision.numbers.at(0)};
     }
     case LocalKernel::kView:
       return {stack[0].toTensor().view(outputs[0]->local_sizes)};
-    case LocalKernel::kExtremum:
-      return {extremum(call.op, stack)};
+    case LocalKernel::kMaximum:
+    case LocalKernel::kMinimum:
+      return {extremum(
+          decision.kernel == LocalKernel::kMaximum,
+          decision.numbers.at(0),
+          stack)};
+    case LocalKernel::kZerosIfEmpty:
+      return stack[0].toTensor().numel() > 0 ? run_op(call, stack)
+                                             : zeros_of(outputs);
     case LocalKernel::kNorm:
-      return powers(call.op, stack);
-    case LocalKernel::kNllLoss:
-      stack[3] = 2;
-      return run_op(call, stack);
+      return powers(decision.numbers.at(0), stack);
     default:
       return run_op(call, stack);
   }
@@ -173,7 +187,7 @@ Locals run_local(
 Locals finish(const Decision& decision, const Stack& stack, Locals values) {
   if (decision.kernel == LocalKernel::kNorm) {
     for (at::Tensor& value : values) {
-      value = root(stack, value);
+      value = root(decision.numbers.at(0), stack, value);
     }
   } else if (decision.kernel == LocalKernel::kNllLoss) {
     values[0] = values[0] / values[1];

@@ -17,12 +17,13 @@ std::vector<int64_t> dims_arg(const c10::IValue& value, int64_t rank) {
   return dims;
 }
 
-// A reduction that a dims argument and keepdim at these positions rule; -1:
-// over all.
+// A reduction that a dims argument at this position and keepdim after it rule;
+// -1: over all.
 template <typename Fn>
-at::Tensor reduce(const Stack& stack, size_t dims, Fn&& fn) {
+at::Tensor reduce(const Stack& stack, int64_t position, Fn&& fn) {
   const at::Tensor x = stack[0].toTensor();
-  if (stack.size() <= dims + 1) {
+  const auto dims = static_cast<size_t>(position);
+  if (position < 0 || stack.size() <= dims + 1) {
     std::vector<int64_t> all;
     for (int64_t d = 0; d < x.dim(); ++d) {
       all.push_back(d);
@@ -34,18 +35,21 @@ at::Tensor reduce(const Stack& stack, size_t dims, Fn&& fn) {
 
 } // namespace
 
-at::Tensor global_mean(const Stack& stack, int64_t count) {
+at::Tensor global_mean(
+    const std::vector<int64_t>& numbers, const Stack& stack) {
   return reduce(
-      stack, 1, [&](const at::Tensor& x, std::vector<int64_t> dims, bool keep) {
-        return x.sum(dims, keep) / count;
+      stack,
+      numbers.at(1),
+      [&](const at::Tensor& x, std::vector<int64_t> dims, bool keep) {
+        return x.sum(dims, keep) / numbers.at(0);
       });
 }
 
-at::Tensor extremum(const std::string& op, const Stack& stack) {
-  const bool largest = op.find("max") != std::string::npos ||
-      op.find("any") != std::string::npos;
+at::Tensor extremum(bool largest, int64_t dims_position, const Stack& stack) {
   return reduce(
-      stack, 1, [&](const at::Tensor& x, std::vector<int64_t> dims, bool keep) {
+      stack,
+      dims_position,
+      [&](const at::Tensor& x, std::vector<int64_t> dims, bool keep) {
         if (x.numel() == 0) {
           const double infinity = std::numeric_limits<double>::infinity();
           const at::Tensor shape = x.to(torch::kDouble).sum(dims, keep);
@@ -61,16 +65,18 @@ at::Tensor extremum(const std::string& op, const Stack& stack) {
 
 namespace {
 
-at::Tensor powers_of_one(const std::string& op, const Stack& stack) {
-  const double p = stack[1].isNone() ? 2 : stack[1].toScalar().toDouble();
-  const size_t dims = op.find("_foreach") != std::string::npos ? 100 : 2;
+double order(const c10::IValue& p) {
+  return p.isNone() ? 2 : p.toScalar().toDouble();
+}
+
+// `dims`: the position of that argument, or -1.
+at::Tensor powers_of_one(double p, int64_t dims_position, const Stack& stack) {
   return reduce(
       stack,
-      dims,
+      dims_position,
       [&](const at::Tensor& x, std::vector<int64_t> over, bool keep) {
         if (std::isinf(p)) {
-          return extremum(
-              p > 0 ? "max" : "min", {x.abs(), c10::IValue(over), keep});
+          return extremum(p > 0, 1, {x.abs(), c10::IValue(over), keep});
         }
         return p == 0 ? (x != 0).to(x.scalar_type()).sum(over, keep)
                       : x.abs().pow(p).sum(over, keep);
@@ -79,19 +85,21 @@ at::Tensor powers_of_one(const std::string& op, const Stack& stack) {
 
 } // namespace
 
-std::vector<at::Tensor> powers(const std::string& op, const Stack& stack) {
+std::vector<at::Tensor> powers(int64_t p_position, const Stack& stack) {
+  const double p = order(stack[static_cast<size_t>(p_position)]);
   if (!stack[0].isTensorList()) {
-    return {powers_of_one(op, stack)};
+    return {powers_of_one(p, p_position + 1, stack)};
   }
   std::vector<at::Tensor> out;
   for (const at::Tensor& x : stack[0].toTensorVector()) {
-    out.push_back(powers_of_one(op, {x, stack[1]}));
+    out.push_back(powers_of_one(p, -1, {x}));
   }
   return out;
 }
 
-at::Tensor root(const Stack& stack, const at::Tensor& powers_sum) {
-  const double p = stack[1].isNone() ? 2 : stack[1].toScalar().toDouble();
+at::Tensor root(
+    int64_t p_position, const Stack& stack, const at::Tensor& powers_sum) {
+  const double p = order(stack[static_cast<size_t>(p_position)]);
   return std::isinf(p) || p == 0 ? powers_sum : powers_sum.pow(1 / p);
 }
 

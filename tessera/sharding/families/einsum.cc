@@ -38,7 +38,7 @@ namespace {
 
 // Row::mode: the bool argument of this schema position, when true, forbids that
 // indices are cut; 0 for none. Reads: ops, notation, linear, dims, mode,
-// results (0: none; else the notation counts).
+// zeros_if_empty, results (0: none; else the notation counts).
 constexpr Row kRows[] = {
     // Matrix products.
     {.ops = "mm{,.out}", .notation = "mk,kn->mn", .linear = "0,1"},
@@ -82,11 +82,13 @@ constexpr Row kRows[] = {
 
     // Attention: query, key, value, then what the kernels differ in.
     {.ops = "_scaled_dot_product_flash_attention_for_cpu",
-     .notation = "bhLE,bgSE,bgSF,~bhLS->bhLF@0,bhL@bLh"},
+     .notation = "bhLE,bgSE,bgSF,~bhLS->bhLF@0,bhL@bLh",
+     .zeros_if_empty = true},
     {.ops = "_scaled_dot_product_flash_attention_for_cpu_backward",
      .notation =
          "bhLF,bhLE,bgSE,bgSF,bhLF,bhL,~bhLS->bhLE@bLhE,bgSE@bSgE,bgSF@bSgF",
-     .linear = "0"},
+     .linear = "0",
+     .zeros_if_empty = true},
     {.ops = "_scaled_dot_product_flash_attention",
      .notation = "bhLE,bgSE,bgSF->bhLF@0,bhL,_,_,_,_,_"},
     {.ops = "_scaled_dot_product_flash_attention_backward",
@@ -203,6 +205,8 @@ class Einsum {
       line_.results.push_back(result(item));
     }
     set_linear(line_, row_->linear);
+    line_.kernel =
+        row_->zeros_if_empty ? LocalKernel::kZerosIfEmpty : LocalKernel::kOp;
     return std::move(line_);
   }
 
@@ -315,7 +319,8 @@ class Einsum {
     for (const auto& [symbol, extent] : extents_) {
       if (is_letter(symbol) && !(no_index_cut && symbol >= kLeading)) {
         uses_[symbol] = {line_.add_letter(extent, ReduceOp::kSum), 1};
-        line_.letters.back().never_empty = symbol == 'g' || symbol == 'h';
+        line_.letters.back().never_empty =
+            !row_->zeros_if_empty && (symbol == 'g' || symbol == 'h');
       }
     }
     if (uses_.contains('g') && uses_.contains('h')) {

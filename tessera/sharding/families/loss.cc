@@ -98,7 +98,7 @@ void set_dims(Operand& operand, const std::vector<DimUse>& dims) {
 }
 
 // (scores, target, weight?, reduction, ignore_index) -> (loss, total_weight)
-Line nll_forward(const OpCall& call, int64_t reduction) {
+Line nll_forward(const Row& row, const OpCall& call, int64_t reduction) {
   Line line;
   auto operands = operands_of(call);
   const auto combine =
@@ -115,6 +115,7 @@ Line nll_forward(const OpCall& call, int64_t reduction) {
   line.results = {loss, total};
   if (reduction == kMean) {
     line.kernel_when_contracted = LocalKernel::kNllLoss;
+    line.kernel_edits = {{row.dims, {kSum}, true}};
     line.finished = true;
   }
   line.operands = std::move(operands);
@@ -149,7 +150,7 @@ Line build_loss(const Row& row, const OpCall& call) {
     case kBackward:
       return elementwise_backward(row, call, reduction);
     case kNll:
-      return nll_forward(call, reduction);
+      return nll_forward(row, call, reduction);
     default:
       return nll_backward(call, reduction);
   }

@@ -123,15 +123,19 @@ std::vector<bool> reduced_dims(
   return reduced;
 }
 
-void set_reduction(Line& line, int mode, int64_t count) {
-  switch (mode) {
+void set_reduction(Line& line, const Row& row, int64_t count) {
+  switch (row.mode) {
     case kMean:
       line.kernel_when_contracted = LocalKernel::kMean;
-      line.numbers = {count};
+      line.numbers = {count, row.dims};
       break;
     case kMax:
+      line.kernel_when_contracted = LocalKernel::kMaximum;
+      line.numbers = {row.dims};
+      break;
     case kMin:
-      line.kernel_when_contracted = LocalKernel::kExtremum;
+      line.kernel_when_contracted = LocalKernel::kMinimum;
+      line.numbers = {row.dims};
       break;
     default:
       break;
@@ -172,9 +176,9 @@ Line build_reduction(const Row& row, const OpCall& call) {
     count *= reduced[d] ? input->sizes[d] : 1;
   }
   if (row.mode == kNorm) {
-    finish_norm(line);
+    finish_norm(line, row.decides);
   } else {
-    set_reduction(line, row.mode, count);
+    set_reduction(line, row, count);
   }
   set_linear(line, row.linear);
   return line;
@@ -195,8 +199,9 @@ std::optional<ReduceOp> norm_reduction(const OpArg& p) {
                              : ReduceOp::kMin;
 }
 
-void finish_norm(Line& line) {
+void finish_norm(Line& line, int64_t p) {
   line.kernel_when_contracted = LocalKernel::kNorm;
+  line.numbers = {p};
   line.finished = true;
 }
 

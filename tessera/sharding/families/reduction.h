@@ -22,8 +22,8 @@ Line reduce_line(
 // none when it must not be seen.
 std::optional<ReduceOp> norm_reduction(const OpArg& p);
 
-// Makes a reduction line that of a norm: contributions are reduced and finished
-// with the root right away.
-void finish_norm(Line& line);
+// Makes a reduction line that of a norm with p at schema position `p`:
+// contributions are reduced and finished with the root right away.
+void finish_norm(Line& line, int64_t p);
 
 } // namespace tessera::rules

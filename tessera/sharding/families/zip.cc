@@ -126,7 +126,7 @@ Line norm(const Row& row, const OpCall& call, std::vector<Operand> operands) {
   const std::vector<bool> reduced(operands[0].dims.size(), true);
   const auto op = norm_reduction(call.args[static_cast<size_t>(row.decides)]);
   Line line = reduce_line(std::move(operands), reduced, false, op, 1);
-  finish_norm(line);
+  finish_norm(line, row.decides);
   line.kernel = LocalKernel::kNorm; // for all elements alike, cut or not
   return line;
 }
