@@ -32,6 +32,21 @@ TEST_P(Ranks, ShardsComeBackWhole) {
   });
 }
 
+TEST_P(Ranks, OutFormsOfReductionsWriteTheirResult) {
+  run_ranks(GetParam(), [](World world) {
+    const DeviceMesh mesh = make_mesh(world, {{"dp", world.size()}});
+    const at::Tensor value = values({5, 3});
+    const at::Tensor x = distribute(value, mesh, {Shard(0)});
+    at::Tensor out = distribute(torch::zeros({3}), mesh, {Replicate{}});
+    torch::mean_out(out, x, 0);
+    EXPECT_TRUE(full_tensor(out).allclose(value.mean(0)));
+    torch::amax_out(out, x, 0);
+    EXPECT_TRUE(full_tensor(out).equal(value.amax(0)));
+    torch::amin_out(out, x, 0);
+    EXPECT_TRUE(full_tensor(out).equal(value.amin(0)));
+  });
+}
+
 TEST_P(Ranks, MatmulOfABatchShardRunsNoCollective) {
   run_ranks(GetParam(), [](World world) {
     const DeviceMesh mesh = make_mesh(world, {{"dp", world.size()}});

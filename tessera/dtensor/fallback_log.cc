@@ -24,8 +24,10 @@ void count_fallback(const ExecPlan& plan, const OpInfo& info) {
   bool& named = log.named[info.name];
   if (!named && plan.mesh.world().rank() == 0) {
     spdlog::warn(
-        "{} has no sharding rule: it runs on replicated inputs, which is right "
-        "but slow (named once)",
+        "{} has no sharding rule: it runs on inputs gathered to every rank, "
+        "right but slow (named once; fallback_counts counts it). Where it "
+        "costs too much, redistribute its inputs to Replicate once, or call it "
+        "on to_local's parts; and report it",
         info.name);
   }
   named = true;
