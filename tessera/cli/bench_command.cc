@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 #include <tessera/cli/bench_command.h>
+#include <tessera/cli/number_option.h>
 #include <tessera/cli/table.h>
 #include <tessera/dtensor/dispatch_bench.h>
 
@@ -64,11 +65,11 @@ void declare_bench_command(CLI::App& app, int& exit_code) {
   const auto options = std::make_shared<DispatchBenchOptions>();
   dispatch->add_option("--json", *json, "File that gets the benchmark rows");
   dispatch->add_option("--calls", options->calls, "Calls in one timed run")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1))
       ->capture_default_str();
   dispatch
       ->add_option("--runs", options->runs, "Timed runs; the least is taken")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1))
       ->capture_default_str();
   dispatch->callback([json, options, &exit_code] {
     const std::vector<BenchRow> rows = run_dispatch_bench(*options);

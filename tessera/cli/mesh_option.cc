@@ -12,6 +12,7 @@ namespace tessera::cli {
 namespace {
 
 constexpr int64_t kLargestAxis = int64_t{1} << 20;
+constexpr int64_t kRest = -1; // an axis of this size takes the rest
 
 bool is_name(std::string_view text) {
   const auto fits = [](unsigned char c) {
@@ -41,19 +42,35 @@ Axis parse_axis(const std::string& mesh, std::string_view part) {
   const auto [end, error] =
       std::from_chars(digits.data(), digits.data() + digits.size(), axis.size);
   if (error != std::errc() || end != digits.data() + digits.size() ||
-      axis.size < 1 || axis.size > kLargestAxis) {
-    fail(mesh, part, "has no size of at least 1");
+      (axis.size < 1 && axis.size != kRest) || axis.size > kLargestAxis) {
+    fail(
+        mesh,
+        part,
+        "has no size of at least 1 (or -1, for the ranks that the other axes "
+        "leave)");
   }
   return axis;
 }
 
-// The mesh whose last axis takes what the others leave of the ranks.
+// The axis that takes the rest of the ranks; end() when all sizes are given.
+template <typename Axes>
+auto find_rest(Axes& axes) {
+  return std::find_if(axes.begin(), axes.end(), [](const Axis& axis) {
+    return axis.size == kRest;
+  });
+}
+
+// The mesh in which one axis, the last if none is named for it by -1, takes
+// what the others leave of the ranks.
 std::string suggestion(std::vector<Axis> axes, int64_t ranks) {
-  const int64_t others = ranks_of(axes) / axes.back().size;
-  if (ranks % others != 0) {
-    return fmt::format("{}={}", axes.front().name, ranks);
+  const auto rest = find_rest(axes);
+  Axis& taker = rest == axes.end() ? axes.back() : *rest;
+  taker.size = 1;
+  if (ranks % ranks_of(axes) != 0) {
+    return fmt::format(
+        "{}={}", (rest == axes.end() ? axes.front() : taker).name, ranks);
   }
-  axes.back().size = ranks / others;
+  taker.size = ranks / ranks_of(axes);
   std::string text;
   for (const Axis& axis : axes) {
     text +=
@@ -75,6 +92,12 @@ std::vector<Axis> parse_mesh(const std::string& text) {
         })) {
       fail(text, axis.name, "is there twice");
     }
+    if (axis.size == kRest && find_rest(axes) != axes.end()) {
+      fail(
+          text,
+          rest.substr(0, comma),
+          "is a second size of -1, but only one axis can take the rest");
+    }
     axes.push_back(axis);
     if (ranks_of(axes) > kLargestAxis) {
       fail(text, rest.substr(0, comma), "makes too many ranks");
@@ -89,21 +112,29 @@ std::vector<Axis> parse_mesh(const std::string& text) {
 int64_t ranks_of(const std::vector<Axis>& axes) {
   int64_t ranks = 1;
   for (const Axis& axis : axes) {
-    ranks *= axis.size;
+    ranks *= axis.size == kRest ? 1 : axis.size;
   }
   return ranks;
 }
 
-void check_mesh(
-    const std::string& text, const std::vector<Axis>& axes, int64_t ranks) {
-  if (ranks_of(axes) != ranks) {
+std::vector<Axis> fit_mesh(
+    const std::string& text, std::vector<Axis> axes, int64_t ranks) {
+  const int64_t given = ranks_of(axes);
+  const auto rest = find_rest(axes);
+  const bool fits = rest == axes.end() ? given == ranks : ranks % given == 0;
+  if (!fits) {
     throw UsageError(fmt::format(
-        "--mesh {} needs {} ranks, world size is {}; try {}",
+        "--mesh {} needs {}{} ranks, world size is {}; try {}",
         text,
-        ranks_of(axes),
+        rest == axes.end() ? "" : "a multiple of ",
+        given,
         ranks,
         suggestion(axes, ranks)));
   }
+  if (rest != axes.end()) {
+    rest->size = ranks / given;
+  }
+  return axes;
 }
 
 } // namespace tessera::cli

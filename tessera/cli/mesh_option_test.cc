@@ -16,7 +16,7 @@ std::string error_of(const std::string& text) {
 
 std::string misfit(const std::string& text, int64_t ranks) {
   try {
-    check_mesh(text, parse_mesh(text), ranks);
+    fit_mesh(text, parse_mesh(text), ranks);
   } catch (const UsageError& error) {
     return error.what();
   }
@@ -41,7 +41,8 @@ TEST(MeshOption, SaysHowToWriteAMesh) {
         "dp=",
         "=2",
         "dp=0",
-        "dp=-1",
+        "dp=-2",
+        "dp=-1,tp=-1",
         "dp=2x",
         "dp=2,",
         "dp=2,,tp=2",
@@ -55,6 +56,29 @@ TEST(MeshOption, SaysHowToWriteAMesh) {
   EXPECT_THAT(
       error_of("a=1000000,b=1000000,c=1000000,d=1000000"),
       testing::HasSubstr("too many"));
+}
+
+TEST(MeshOption, OneAxisMayTakeTheRestOfTheRanks) {
+  const auto size = [](const std::string& text, size_t axis) {
+    return fit_mesh(text, parse_mesh(text), 8).at(axis).size;
+  };
+  EXPECT_EQ(size("dp=-1", 0), 8);
+  EXPECT_EQ(size("dp=-1,tp=2", 0), 4);
+  EXPECT_EQ(size("dp=8,tp=-1", 1), 1);
+  EXPECT_EQ(ranks_of(parse_mesh("dp=-1,tp=2")), 2);
+  EXPECT_THAT(
+      error_of("dp=-1,tp=-1"),
+      testing::AllOf(
+          testing::HasSubstr("tp=-1"),
+          testing::HasSubstr("only one axis can take the rest")));
+  EXPECT_EQ(
+      misfit("dp=-1,tp=3", 8),
+      "--mesh dp=-1,tp=3 needs a multiple of 3 ranks, world size is 8; try "
+      "dp=8");
+  EXPECT_EQ(
+      misfit("tp=3,dp=-1", 7),
+      "--mesh tp=3,dp=-1 needs a multiple of 3 ranks, world size is 7; try "
+      "dp=7");
 }
 
 TEST(MeshOption, SuggestsAMeshThatFitsTheWorld) {

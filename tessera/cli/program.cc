@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <tessera/base/error.h>
 #include <tessera/cli/bench_command.h>
 #include <tessera/cli/program.h>
@@ -11,6 +13,7 @@
 #include <iostream>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tessera::cli {
 namespace {
@@ -27,13 +30,42 @@ int arguments_before_marker(int argc, const char* const* argv) {
   return runs ? static_cast<int>(marker - argv) : argc;
 }
 
+// The command that was asked for as far as it was understood, such as
+// "tessera bench dispatch".
+std::string command_of(const CLI::App& app) {
+  const auto commands = app.get_subcommands();
+  return app.get_name() +
+      (commands.empty() ? "" : " " + command_of(*commands.front()));
+}
+
+// What stands on the command line that nothing asked for; it is the mistake to
+// tell of even where something is missing too.
+std::vector<std::string> unknown_arguments(const CLI::App& app) {
+  std::vector<std::string> unknown;
+  if (!app.get_prefix_command()) {
+    unknown = app.remaining();
+  }
+  for (const CLI::App* command : app.get_subcommands()) {
+    for (const std::string& argument : unknown_arguments(*command)) {
+      unknown.push_back(argument);
+    }
+  }
+  return unknown;
+}
+
+std::string failure_text(const CLI::App* app, const CLI::Error& error) {
+  const std::vector<std::string> unknown = unknown_arguments(*app);
+  const std::string what = unknown.empty()
+      ? error.what()
+      : fmt::format("unknown argument {}", fmt::join(unknown, " "));
+  return fmt::format("tessera: {}; see {} --help\n", what, command_of(*app));
+}
+
 int parse_and_run(int argc, const char* const* argv) {
   CLI::App app("Distributed training for C++ on libtorch.", "tessera");
   app.set_version_flag("--version", "tessera " TESSERA_VERSION);
   app.require_subcommand(0, 1);
-  app.failure_message([](const CLI::App* /*app*/, const CLI::Error& error) {
-    return std::string("tessera: ") + error.what() + "; see tessera --help\n";
-  });
+  app.failure_message(failure_text);
   int exit_code = 0;
   const int own = arguments_before_marker(argc, argv);
   declare_train_command(app, exit_code);

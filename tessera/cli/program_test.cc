@@ -2,8 +2,14 @@
 #include <tessera/cli/program.h>
 #include <tessera/data/test_file.h>
 
+#include <algorithm>
+#include <chrono>
+#include <csignal>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 namespace tessera::cli {
 namespace {
@@ -71,6 +77,85 @@ TEST(Program, EndsWithTwoWhenAskedWrongly) {
   }
 }
 
+TEST(Program, SaysWhatWasGotAndWhatIsAllowed) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> wrong = {
+      {{"train", "--data", "x", "--steps", "0"},
+       "--steps: got 0; expected a whole number of at least 1; see tessera "
+       "train --help"},
+      {{"train", "--data", "x", "--steps", "2.5"},
+       "--steps: got 2.5; expected a whole number of at least 1; see tessera "
+       "train --help"},
+      {{"train", "--data", "x", "--seed", "99999999999999999999"},
+       "--seed: got 99999999999999999999, which is beyond what can be counted; "
+       "expected a whole number of at least 0; see tessera train --help"},
+      {{"train", "--data", "x", "--lr", "nan"},
+       "--lr: got nan; expected a number greater than 0; see tessera train "
+       "--help"},
+      {{"train", "--data", "x", "--val-fraction", "1"},
+       "--val-fraction: got 1; expected a number of at least 0 and less than "
+       "1; see tessera train --help"},
+      {{"train", "--wat"}, "unknown argument --wat; see tessera train --help"},
+      {{"fly", "high"}, "unknown argument fly high; see tessera --help"},
+      {{"run", "-n", "5000", "true"},
+       "--ranks: got 5000; expected a whole number from 1 to 4096; see tessera "
+       "run --help"},
+      {{"run", "./program"}, "--ranks is required; see tessera run --help"},
+      {{"bench", "dispatch", "--calls", "0"},
+       "--calls: got 0; expected a whole number of at least 1; see tessera "
+       "bench dispatch --help"}};
+  for (const auto& [arguments, text] : wrong) {
+    const Ran ran = run(arguments);
+    EXPECT_EQ(ran.code, 2);
+    EXPECT_EQ(ran.err, "tessera: " + text + "\n");
+  }
+}
+
+// How many lines a file has once it has that many.
+size_t await_lines(const std::string& path, size_t lines) {
+  while (true) {
+    std::ifstream file(path);
+    const auto count = static_cast<size_t>(std::count(
+        std::istreambuf_iterator<char>(file),
+        std::istreambuf_iterator<char>(),
+        '\n'));
+    if (count >= lines) {
+      return count;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
+TEST(Program, SaysThatItWasInterruptedAndKeepsTheLog) {
+  const TestFile text(std::string(20000, 'x'));
+  const TestFile log("");
+  std::thread user([&] {
+    await_lines(log.path(), 3);
+    kill(getpid(), SIGINT);
+  });
+  const Ran ran = run(
+      {"train",
+       "--data",
+       text.path(),
+       "--model",
+       "tiny",
+       "--steps",
+       "1000000",
+       "--batch",
+       "1",
+       "--seq",
+       "8",
+       "--log",
+       log.path()});
+  user.join();
+  EXPECT_EQ(ran.code, 130);
+  const size_t steps = lines_of(log.path()).size();
+  EXPECT_GE(steps, 3U);
+  EXPECT_EQ(
+      ran.err,
+      "tessera: train: interrupted after step " + std::to_string(steps) +
+          " of 1000000; --log " + log.path() + " keeps those steps\n");
+}
+
 TEST(Program, TrainsAndLogsEveryStep) {
   std::string words;
   for (int i = 0; i < 2000; ++i) {
@@ -111,6 +196,7 @@ TEST(Program, TrainsAndLogsEveryStep) {
   EXPECT_FALSE(lines.front().contains("validation_loss"));
   std::ifstream rows(json.path());
   EXPECT_EQ(nlohmann::json::parse(rows).at(0).at("name"), "train/loss");
+  EXPECT_THAT(ran.out, testing::HasSubstr("tiny: 31,904 parameters"));
 }
 
 TEST(Program, ComparesTheModesFromTheSameSeed) {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <tessera/cli/number_option.h>
 #include <tessera/cli/run_command.h>
 #include <tessera/comm/launch.h>
 
@@ -10,6 +11,11 @@
 #include <vector>
 
 namespace tessera::cli {
+namespace {
+
+constexpr int64_t kMostRanks = 4096;
+
+} // namespace
 
 void declare_run_command(
     CLI::App& app,
@@ -22,7 +28,7 @@ void declare_run_command(
   const auto ranks = std::make_shared<int64_t>(0);
   command->add_option("--ranks,-n", *ranks, "Number of processes")
       ->required()
-      ->check(CLI::Range(int64_t{1}, int64_t{4096}));
+      ->check(whole_number(1, kMostRanks));
   command->prefix_command(); // what follows the first argument that is no
                              // option of ours belongs to the program
   command->callback([command, ranks, after_marker, &exit_code] {

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <tessera/base/bench_row.h>
 #include <tessera/base/error.h>
+#include <tessera/cli/interruption.h>
 #include <tessera/cli/memory_use.h>
 #include <tessera/cli/progress.h>
 #include <tessera/cli/table.h>
@@ -125,7 +126,21 @@ void print_table(const std::vector<BenchRow>& rows, std::ostream& out) {
   out << '\n' << table.str();
 }
 
-Outcome run_steps(const TrainPlan& plan, Trainer& trainer, bool reports) {
+// Says that training ends early, and what is left of it.
+void tell_interrupted(const TrainOptions& options, int64_t steps) {
+  std::cerr << fmt::format(
+      "tessera: train: interrupted after step {} of {}; {}\n",
+      steps,
+      options.steps,
+      options.log.empty()
+          ? "nothing is kept, for there was no --log"
+          : fmt::format("--log {} keeps those steps", options.log));
+}
+
+// Nothing when it was interrupted. The rank that reports decides, whatever
+// signals the others get: its end ends them.
+std::optional<Outcome> run_steps(
+    const TrainPlan& plan, Trainer& trainer, bool reports) {
   const TrainOptions& options = plan.options;
   StepLog log(reports ? options.log : "");
   Progress progress(
@@ -133,6 +148,7 @@ Outcome run_steps(const TrainPlan& plan, Trainer& trainer, bool reports) {
       options.steps,
       std::max<int64_t>(options.steps / 20, 1),
       live_output());
+  const Interruption interruption;
   Outcome outcome;
   for (int64_t i = 1; i <= options.steps; ++i) {
     const StepReport report = trainer.step();
@@ -150,6 +166,11 @@ Outcome run_steps(const TrainPlan& plan, Trainer& trainer, bool reports) {
       log.add(report, validation_loss);
       progress.add(report, validation_loss);
     }
+    if (reports && interruption.came() && i < options.steps) {
+      progress.finish();
+      tell_interrupted(options, i);
+      return std::nullopt;
+    }
   }
   if (reports) {
     progress.finish();
@@ -159,25 +180,30 @@ Outcome run_steps(const TrainPlan& plan, Trainer& trainer, bool reports) {
 
 } // namespace
 
-void train(const TrainPlan& plan) {
+int train(const TrainPlan& plan) {
   const TrainSetup setup = enter_world(plan);
   const bool reports = setup.world.rank() == 0;
   Trainer trainer(setup.mesh, plan.trainer, plan.file);
   if (reports) {
     std::cout << headline(plan, setup) << std::flush;
   }
-  Outcome outcome = run_steps(plan, trainer, reports);
+  std::optional<Outcome> finished = run_steps(plan, trainer, reports);
+  if (!finished) {
+    return kInterruptedCode;
+  }
+  Outcome& outcome = *finished;
   outcome.peak_mib = max_over_ranks(setup.world, peak_resident_mib());
   outcome.state_mib = max_over_ranks(
       setup.world, static_cast<double>(trainer.state_bytes()) / 0x1p20);
   if (!reports) {
-    return;
+    return 0;
   }
   const std::vector<BenchRow> rows = rows_of(outcome);
   print_table(rows, std::cout);
   if (!plan.options.json.empty()) {
     write_json(rows, plan.options.json);
   }
+  return 0;
 }
 
 } // namespace tessera::cli

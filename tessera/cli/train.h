@@ -5,8 +5,9 @@
 
 namespace tessera::cli {
 
-// Trains on this rank of a world that exists, and reports from rank 0.
+// Trains on this rank of a world that exists, and reports from rank 0. Returns
+// the process's exit code: 0, or that of an interruption on rank 0.
 // Collective over the world.
-void train(const TrainPlan& plan);
+int train(const TrainPlan& plan);
 
 } // namespace tessera::cli

@@ -29,10 +29,9 @@ int run_train(const TrainOptions& options) {
   }
   if (options.compare) {
     compare_modes(plan);
-  } else {
-    train(plan);
+    return 0;
   }
-  return 0;
+  return train(plan);
 }
 
 } // namespace

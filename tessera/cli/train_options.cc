@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 #include <tessera/base/error.h>
 #include <tessera/cli/mesh_option.h>
+#include <tessera/cli/number_option.h>
 #include <tessera/cli/train_options.h>
 #include <tessera/optim/sharded_optimizer.h>
 
@@ -29,6 +30,42 @@ GradientSync sync_of(const std::string& name) {
                                   : GradientSync::kDefault;
 }
 
+// An option that counts something; a value of 0 is filled in later, so that it
+// is no default to show.
+void add_count(
+    CLI::App& app,
+    const char* name,
+    int64_t& value,
+    const std::string& description) {
+  CLI::Option* const option =
+      app.add_option(name, value, description)->check(whole_number(1));
+  if (value != 0) {
+    option->capture_default_str();
+  }
+}
+
+void add_number(
+    CLI::App& app,
+    const char* name,
+    double& value,
+    const CLI::Validator& allowed,
+    const char* description) {
+  app.add_option(name, value, description)
+      ->check(allowed)
+      ->capture_default_str();
+}
+
+void add_choice(
+    CLI::App& app,
+    const char* name,
+    std::string& value,
+    const std::vector<std::string>& choices,
+    const char* description) {
+  app.add_option(name, value, description)
+      ->check(CLI::IsMember(choices))
+      ->capture_default_str();
+}
+
 void declare_model_options(CLI::App& app, TrainOptions& options) {
   app.add_option(
          "--data,--text",
@@ -42,75 +79,88 @@ void declare_model_options(CLI::App& app, TrainOptions& options) {
              "Preset ({}) or a JSON file with Hugging Face's field names",
              fmt::join(llama_presets(), ", ")))
       ->capture_default_str();
-  app.add_option("--batch", options.batch, "Rows per rank and step")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--seq", options.sequence, "Tokens per row")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option(
-         "--val-fraction",
-         options.validation_fraction,
-         "Part of the file kept for validation: its end")
-      ->capture_default_str();
-  app.add_option(
-         "--val-every",
-         options.validation_every,
-         "Steps between validations [a tenth of --steps]")
-      ->check(CLI::PositiveNumber);
-  app.add_option(
-         "--val-batches", options.validation_batches, "Batches per validation")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  add_count(app, "--batch", options.batch, "Rows per rank and step");
+  add_count(app, "--seq", options.sequence, "Tokens per row");
+  add_number(
+      app,
+      "--val-fraction",
+      options.validation_fraction,
+      part_of_one(),
+      "Part of the file kept for validation: its end");
+  add_count(
+      app,
+      "--val-every",
+      options.validation_every,
+      "Steps between validations [a tenth of --steps]");
+  add_count(
+      app,
+      "--val-batches",
+      options.validation_batches,
+      "Batches per validation");
 }
 
 void declare_schedule_options(CLI::App& app, TrainOptions& options) {
-  app.add_option(
-         "--steps",
-         options.steps,
-         fmt::format(
-             "Optimizer steps [{}; {} with --compare]",
-             kDefaultSteps,
-             kDefaultCompareSteps))
-      ->check(CLI::PositiveNumber);
-  app.add_option("--lr", options.learning_rate, "Peak learning rate")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  add_count(
+      app,
+      "--steps",
+      options.steps,
+      fmt::format(
+          "Optimizer steps [{}; {} with --compare]",
+          kDefaultSteps,
+          kDefaultCompareSteps));
+  add_number(
+      app,
+      "--lr",
+      options.learning_rate,
+      number_above_zero(),
+      "Peak learning rate");
   app.add_option(
          "--warmup",
          options.warmup,
          "Steps of linear warm-up, before half a cosine [a twentieth of "
          "--steps]")
-      ->check(CLI::NonNegativeNumber);
-  app.add_option("--weight-decay", options.weight_decay, "Of AdamW")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  app.add_option(
-         "--clip",
-         options.clip,
-         "Largest global norm of the gradients; 0: no clipping")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+      ->check(whole_number(0));
+  add_number(
+      app,
+      "--weight-decay",
+      options.weight_decay,
+      number_from_zero(),
+      "Of AdamW");
+  add_number(
+      app,
+      "--clip",
+      options.clip,
+      number_from_zero(),
+      "Largest global norm of the gradients; 0: no clipping");
   app.add_option("--seed", options.seed, "Of weights and of the data's order")
+      ->check(whole_number(0))
       ->capture_default_str();
 }
 
 void declare_world_options(CLI::App& app, TrainOptions& options) {
+  add_count(
+      app,
+      "--ranks",
+      options.ranks,
+      "Ranks to start on this machine, when no launcher did [those of --mesh, "
+      "else 1]");
   app.add_option(
-         "--ranks",
-         options.ranks,
-         "Ranks to start on this machine, when no launcher did [those of "
-         "--mesh, else 1]")
-      ->check(CLI::PositiveNumber);
-  app.add_option(
-      "--mesh", options.mesh, "Axes and sizes, as in dp=2 [dp over all ranks]");
-  app.add_option("--backend", options.backend, "Of the collectives")
-      ->check(CLI::IsMember({"auto", "shm", "gloo"}))
-      ->capture_default_str();
-  app.add_option("--sync", options.sync, "How gradients are synchronised")
-      ->check(CLI::IsMember(
-          {"default", "implicit", "all-reduce", "reduce-scatter"}))
-      ->capture_default_str();
+      "--mesh",
+      options.mesh,
+      "Axes and sizes, as in dp=2; one size may be -1: the rest of the ranks "
+      "[dp=-1]");
+  add_choice(
+      app,
+      "--backend",
+      options.backend,
+      {"auto", "shm", "gloo"},
+      "Of the collectives");
+  add_choice(
+      app,
+      "--sync",
+      options.sync,
+      {"default", "implicit", "all-reduce", "reduce-scatter"},
+      "How gradients are synchronised");
 }
 
 int64_t world_of(
@@ -133,7 +183,7 @@ int64_t world_of(
   return axes.empty() ? 1 : ranks_of(axes);
 }
 
-void check_axes(const std::string& text, const std::vector<Axis>& axes) {
+void check_batch_axis(const std::string& text, const std::vector<Axis>& axes) {
   if (std::none_of(axes.begin(), axes.end(), [](const Axis& axis) {
         return axis.name == kBatchAxis;
       })) {
@@ -144,6 +194,9 @@ void check_axes(const std::string& text, const std::vector<Axis>& axes) {
         kBatchAxis,
         ranks_of(axes)));
   }
+}
+
+void check_other_axes(const std::string& text, const std::vector<Axis>& axes) {
   for (const Axis& axis : axes) {
     if (axis.name != kBatchAxis && axis.size > 1) {
       throw UsageError(fmt::format(
@@ -223,13 +276,14 @@ TrainPlan make_plan(
   fill_defaults(plan.options);
   if (!options.mesh.empty()) {
     plan.axes = parse_mesh(options.mesh);
-    check_axes(options.mesh, plan.axes);
+    check_batch_axis(options.mesh, plan.axes);
   }
   plan.ranks = world_of(options, plan.axes, world_size);
   if (plan.axes.empty()) {
     plan.axes = {{kBatchAxis, plan.ranks}};
   }
-  check_mesh(options.mesh, plan.axes, plan.ranks);
+  plan.axes = fit_mesh(options.mesh, plan.axes, plan.ranks);
+  check_other_axes(options.mesh, plan.axes);
   plan.trainer = trainer_options(plan.options);
   if (options.sequence > plan.trainer.model.max_position_embeddings) {
     throw UsageError(fmt::format(

@@ -57,6 +57,9 @@ TEST(TrainOptions, TheWorldComesFromLauncherRanksOrMesh) {
   EXPECT_EQ(plan({"--mesh", "dp=4"}).ranks, 4);
   EXPECT_EQ(plan({"--mesh", "pp=1,dp=2", "--ranks", "2"}).axes.size(), 2U);
   EXPECT_EQ(plan({}, 5).axes.at(0).size, 5);
+  EXPECT_EQ(plan({"--mesh", "dp=-1"}, 5).axes.at(0).size, 5);
+  EXPECT_EQ(plan({"--mesh", "dp=-1", "--ranks", "3"}).axes.at(0).size, 3);
+  EXPECT_EQ(plan({"--mesh", "dp=-1"}).ranks, 1);
   EXPECT_EQ(plan({"--ranks", "5"}, 5).ranks, 5);
 }
 
@@ -80,6 +83,12 @@ TEST(TrainOptions, SaysWhatToDoAboutAWorldThatDoesNotFit) {
   EXPECT_THAT(error_of({"--mesh", "tp=2"}), testing::HasSubstr("try dp=2"));
   EXPECT_THAT(
       error_of({"--mesh", "dp=2,tp=2"}), testing::HasSubstr("try dp=4"));
+  EXPECT_THAT(
+      error_of({"--mesh", "dp=2,tp=-1", "--ranks", "6"}),
+      testing::HasSubstr("axis tp has 3 ranks"));
+  EXPECT_THAT(
+      error_of({"--mesh", "dp=-1,pp=2", "--ranks", "3"}),
+      testing::HasSubstr("a multiple of 2 ranks"));
 }
 
 TEST(TrainOptions, SaysWhatToDoAboutFilesAndSizes) {
@@ -92,9 +101,6 @@ TEST(TrainOptions, SaysWhatToDoAboutFilesAndSizes) {
   EXPECT_THAT(
       error_of({"--log", "/no/such/folder/log"}),
       testing::HasSubstr("--log /no/such/folder/log"));
-  EXPECT_THAT(
-      error_of({"--val-fraction", "1.5"}),
-      testing::HasSubstr("validation fraction"));
 }
 
 TEST(TrainOptions, RefusesNumbersThatMakeNoSense) {
@@ -105,7 +111,13 @@ TEST(TrainOptions, RefusesNumbersThatMakeNoSense) {
     EXPECT_THROW(parse({"--data", "x", option, "many"}), CLI::ParseError)
         << option;
   }
-  EXPECT_THROW(parse({"--data", "x", "--clip", "-1"}), CLI::ValidationError);
+  for (const char* option :
+       {"--clip", "--weight-decay", "--warmup", "--seed"}) {
+    EXPECT_THROW(parse({"--data", "x", option, "-1"}), CLI::ValidationError)
+        << option;
+  }
+  EXPECT_THROW(
+      parse({"--data", "x", "--val-fraction", "1.5"}), CLI::ValidationError);
   EXPECT_THROW(parse({"--batch", "2"}), CLI::RequiredError);
 }
 

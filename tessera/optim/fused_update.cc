@@ -2,6 +2,8 @@
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
+#include <c10/util/Type.h>
+#include <fmt/format.h>
 #include <tessera/base/error.h>
 #include <tessera/optim/fused_update.h>
 #include <torch/optim/adam.h>
@@ -10,6 +12,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <typeinfo>
 #include <utility>
 
 namespace tessera {
@@ -145,9 +148,11 @@ UpdateRule update_rule_of(const torch::optim::Optimizer& optimizer) {
   if (dynamic_cast<const torch::optim::SGD*>(&optimizer) != nullptr) {
     return UpdateRule::kSgd;
   }
-  throw UsageError(
-      "shard_optimizer: got an optimizer that is not built; expected "
-      "torch::optim::AdamW, Adam or SGD");
+  throw UsageError(fmt::format(
+      "shard_optimizer: got {}, whose update is not sharded yet; expected "
+      "torch::optim::AdamW, Adam or SGD; take one of those, or step this one "
+      "as it is, with its whole state on every rank",
+      c10::demangle(typeid(optimizer).name())));
 }
 
 bool needs_state(UpdateRule rule, const ParamOptions& options) {
