@@ -2,10 +2,11 @@
 # Sourced by the other scripts: brings a Debian 12 to where the project builds. Everything is checked first, so a second run takes no time.
 #   setup_packages [EXTRA...]   installs the packages that are missing
 #   setup_torch                 makes .venv with libtorch, unless Torch_DIR is given
-#   setup_configure [ARGS...]   configures build/
-#   setup_build TARGETS...      builds in build/
+#   setup_configure [ARGS...]   configures what `preset` names: release, unless the script sets another
+#   setup_build TARGETS...      builds there
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
+preset=release
 
 say() { printf '\033[1m%s\033[0m\n' "== $*" >&2; }
 fail() { printf '%s\n' "$*" >&2; exit 1; }
@@ -52,7 +53,7 @@ setup_configure() {
     torch_dir=$(echo "$root"/.venv/lib/python3*/site-packages/torch/share/cmake/Torch)
   fi
   local log
-  log=$(cmake --preset release "-DTorch_DIR=$torch_dir" "$@" 2>&1) || fail "$log"
+  log=$(cmake --preset "$preset" "-DTorch_DIR=$torch_dir" "$@" 2>&1) || fail "$log"
 }
 
 setup_build() {
@@ -63,5 +64,5 @@ setup_build() {
   if ((memory_gib / 2 < jobs)); then
     jobs=$((memory_gib > 2 ? memory_gib / 2 : 1))
   fi
-  cmake --build build -j "$jobs" --target "$@"
+  cmake --build --preset "$preset" -j "$jobs" --target "$@"
 }
