@@ -7,6 +7,8 @@
 #include <tessera/comm/run_ranks.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <future>
+#include <thread>
 #include <vector>
 
 namespace tessera {
@@ -164,6 +166,27 @@ TEST(Group, MessagesMoveWhileTheSenderWaitsInACollective) {
     }
     world.group().barrier()->wait();
     work->wait();
+  });
+}
+
+TEST(Group, OneThreadWaitsForAMessageWhileAnotherReduces) {
+  run_ranks(2, [](World world) {
+    const bool sends = world.rank() == 0;
+    const auto pause = [](int ms) { // else the test is merely easier
+      std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+    };
+    at::Tensor x = at::full({1'000'000}, sends ? 1 : 0, at::kFloat);
+    pause(sends ? 30 : 0); // the other one waits in both threads by then
+    WorkPtr work = sends ? world.group().send(x, 1) : world.group().recv(x, 0);
+    auto waiting = std::async(std::launch::async, [&work] { work->wait(); });
+    pause(sends ? 0 : 10);
+    at::Tensor y = at::ones({10'000});
+    for (int i = 0; i < 5; ++i) {
+      world.group().all_reduce(y, ReduceOp::kSum)->wait();
+    }
+    waiting.get();
+    EXPECT_TRUE(x.eq(1).all().item<bool>());
+    EXPECT_TRUE(y.eq(32).all().item<bool>());
   });
 }
 

@@ -19,6 +19,7 @@ namespace {
 using Counts = std::vector<int64_t>;
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 using testing::ThrowsMessage;
 
 // Rank 0 does one thing and the others another; everyone must get a PeerError
@@ -289,6 +290,28 @@ TEST(RunRanks, ReportsEachRanksLastCollectiveAtItsDeadline) {
       ThrowsMessage<Error>(AllOf(
           HasSubstr("not done within 300 ms"),
           HasSubstr("last collective: barrier on world asked by 'the test'"))));
+}
+
+TEST(RunRanks, StopsRanksThatCallOnPastItsDeadline) {
+  for (const std::string backend : {"shm", "gloo"}) {
+    for (const int ms : {1, 200}) { // before the ranks have a world, and after
+      EXPECT_THAT(
+          [&] {
+            run_ranks(
+                2,
+                [](World world) {
+                  const at::Tensor x = at::ones({10});
+                  while (true) {
+                    world.group().all_reduce(x, ReduceOp::kMax)->wait();
+                  }
+                },
+                {.backend = backend,
+                 .deadline = std::chrono::milliseconds(ms)});
+          },
+          ThrowsMessage<Error>(AllOf(
+              HasSubstr("not done within"), Not(HasSubstr("still running")))));
+    }
+  }
 }
 
 TEST(RunRanks, RefusesNonsense) {

@@ -19,6 +19,8 @@ namespace {
 constexpr auto kGrace =
     std::chrono::seconds(10); // for ranks to notice that they were aborted
 
+constexpr const char* kDeadlinePassed = "the deadline of run_ranks passed";
+
 // Shared by the caller and the ranks' threads; outlives the caller when a
 // thread cannot be joined.
 struct Run {
@@ -32,6 +34,7 @@ struct Run {
     bool done = false;
   };
   std::vector<Rank> ranks;
+  bool late = false; // the deadline has passed
 
   bool all_done() const {
     for (const Rank& rank : ranks) {
@@ -70,6 +73,9 @@ void run_in_world(Run& run, std::size_t index, const WorldSetup& setup) {
   {
     const std::scoped_lock lock(run.mutex);
     run.ranks[index].world = impl;
+    if (run.late) {
+      impl->abort(kDeadlinePassed);
+    }
   }
   std::exception_ptr error;
   try {
@@ -146,9 +152,10 @@ bool await(Run& run, const RunRanksOptions& options) {
           lock, options.deadline, [&] { return run.all_done(); })) {
     return false;
   }
+  run.late = true; // for ranks that have no world yet
   for (const Run::Rank& rank : run.ranks) {
     if (rank.world) {
-      rank.world->abort("the deadline of run_ranks passed");
+      rank.world->abort(kDeadlinePassed);
     }
   }
   run.changed.wait_for(lock, kGrace, [&] { return run.all_done(); });

@@ -306,6 +306,10 @@ ShmTransferPtr ShmEngine::start_recv(
 }
 
 bool ShmEngine::poll(const ShmTransfer& transfer) {
+  return advance(transfer).done;
+}
+
+ShmEngine::Progress ShmEngine::advance(const ShmTransfer& transfer) {
   const std::scoped_lock lock(mutex_);
   if (!transfer.done) {
     messages_.pump();
@@ -316,7 +320,7 @@ bool ShmEngine::poll(const ShmTransfer& transfer) {
   if (!transfer.mismatch.empty()) {
     fail(FailureKind::kPeer, transfer.mismatch);
   }
-  return transfer.done;
+  return {transfer.done, transfer.moved};
 }
 
 void ShmEngine::finish(const ShmTransfer& transfer) {
@@ -325,11 +329,12 @@ void ShmEngine::finish(const ShmTransfer& transfer) {
   uint64_t moved = 0;
   while (true) {
     const uint32_t seen = self.doorbell.load(std::memory_order_seq_cst);
-    if (poll(transfer)) {
+    const Progress progress = advance(transfer);
+    if (progress.done) {
       return;
     }
-    if (transfer.moved != moved) { // the timeout counts from the last progress
-      moved = transfer.moved;
+    if (progress.moved != moved) { // the timeout counts from the last progress
+      moved = progress.moved;
       start = Clock::now();
     }
     watch_message_peer(transfer, start);

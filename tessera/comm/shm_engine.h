@@ -63,7 +63,7 @@ class ShmEngine {
   // Peers that wait for this rank from now on fail.
   void leave();
   uint64_t seq() const {
-    return seq_;
+    return window_->member(rank_).calls.load(std::memory_order_acquire);
   }
 
  private:
@@ -109,6 +109,11 @@ class ShmEngine {
   void arrive();
   void wait_for_peers();
   void sleep(int64_t missing, std::chrono::microseconds limit);
+  struct Progress {
+    bool done;
+    uint64_t moved;
+  };
+  Progress advance(const ShmTransfer& transfer);
   void wake_if_sleeping(int64_t rank) const;
   void watch_message_peer(
       const ShmTransfer& transfer, Clock::time_point waiting_since);
@@ -129,6 +134,7 @@ class ShmEngine {
   std::string where() const;
   // "rank 3 (pid 17, host box, last call all_reduce(sum) of Float [4], seq 7)".
   std::string who(int64_t rank) const;
+  std::string identity_of(int64_t rank) const; // "rank 3 (pid 17, host box"
   [[noreturn]] void fail(FailureKind kind, const std::string& text);
   [[noreturn]] void give_up(FailureKind kind, const std::string& message);
   void leave_no_reader();

@@ -38,6 +38,13 @@ bool is_stopped(int pid) {
 
 } // namespace
 
+std::string ShmEngine::identity_of(int64_t rank) const {
+  const ShmMember& member = window_->member(rank);
+  return fmt::format(
+      "rank {} (pid {}, host {}", rank, member.pid, member.host.data());
+}
+
+// Of this rank only where it cannot begin another call meanwhile.
 std::string ShmEngine::who(int64_t rank) const {
   const ShmMember& member = window_->member(rank);
   const uint64_t calls = member.calls.load(std::memory_order_acquire);
@@ -51,12 +58,7 @@ std::string ShmEngine::who(int64_t rank) const {
             {window_->header(rank, calls), {counts, n}, {counts + size_, n}}),
         calls);
   }
-  return fmt::format(
-      "rank {} (pid {}, host {}, {})",
-      rank,
-      member.pid,
-      member.host.data(),
-      last);
+  return identity_of(rank) + ", " + last + ")";
 }
 
 std::string ShmEngine::where() const {
@@ -119,12 +121,18 @@ void ShmEngine::leave_no_reader() {
 }
 
 void ShmEngine::abort(const std::string& reason) {
-  publish(FailureKind::kPeer, who(rank_) + " failed: " + reason);
+  // Another thread may be in a call, or begin one.
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  publish(
+      FailureKind::kPeer,
+      (lock.owns_lock() ? who(rank_) : identity_of(rank_) + ", in a call)") +
+          " failed: " + reason);
 }
 
 void ShmEngine::throw_if_failed() {
   const ShmControl& control = window_->control();
-  const auto state = control.failure.load(std::memory_order_acquire);
+  // In one order with `touching`: see TouchScope.
+  const auto state = control.failure.load(std::memory_order_seq_cst);
   if (state == FailureState::kNone) {
     return;
   }
