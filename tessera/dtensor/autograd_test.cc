@@ -3,20 +3,15 @@
 // do on plain ones.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <tessera/dtensor/test_tensors.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>
 
 namespace tessera {
 namespace {
 
-DeviceMesh line(const World& world) {
-  return make_mesh(world, {{"dp", world.size()}});
-}
-
-at::Tensor seeded(at::IntArrayRef sizes, uint64_t seed = 7) {
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-  return torch::randn(sizes, generator);
-}
+using test_tensors::line;
+using test_tensors::seeded;
 
 void expect_close(const at::Tensor& got, const at::Tensor& expected) {
   EXPECT_TRUE(torch::allclose(got, expected, 1e-5, 1e-6))

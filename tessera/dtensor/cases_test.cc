@@ -2,28 +2,16 @@
 // Inputs that users of other systems reported, with the values that one device
 // gives. The names are those systems' issue numbers.
 #include <gtest/gtest.h>
+#include <tessera/dtensor/test_tensors.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>
 
 namespace tessera {
 namespace {
 
-at::Tensor range(at::IntArrayRef sizes) {
-  int64_t numel = 1;
-  for (int64_t size : sizes) {
-    numel *= size;
-  }
-  return torch::arange(numel, torch::kFloat).view(sizes);
-}
-
-DeviceMesh line(const World& world) {
-  return make_mesh(world, {{"dp", world.size()}});
-}
-
-at::Tensor seeded(at::IntArrayRef sizes) {
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(7);
-  return torch::randn(sizes, generator);
-}
+using test_tensors::line;
+using test_tensors::range;
+using test_tensors::seeded;
 
 TEST(Cases, Pytorch162692MeanOfUnevenAndEmptyShards) {
   run_ranks(2, [](World world) {

@@ -2,11 +2,15 @@
 // Every operator of a training step on every placement of its operands, forward
 // and backward, against the plain operator.
 #include <gtest/gtest.h>
+#include <tessera/dtensor/test_tensors.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>
 
 namespace tessera {
 namespace {
+
+using test_tensors::line;
+using test_tensors::seeded_positive;
 
 using Tensors = std::vector<at::Tensor>;
 using Call = std::function<at::Tensor(const Tensors&)>;
@@ -16,11 +20,6 @@ struct Operator {
   std::vector<std::vector<int64_t>> shapes;
   Call call;
 };
-
-at::Tensor seeded(at::IntArrayRef sizes, uint64_t seed) {
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-  return torch::rand(sizes, generator) + 0.5;
-}
 
 at::Tensor labels(at::IntArrayRef sizes, int64_t classes, int64_t ignored) {
   int64_t numel = 1;
@@ -385,7 +384,7 @@ Result evaluate(const Operator& op, const Tensors& inputs) {
 Tensors plain_inputs(const Operator& op) {
   Tensors inputs;
   for (size_t i = 0; i < op.shapes.size(); ++i) {
-    inputs.push_back(seeded(op.shapes[i], i + 1).requires_grad_());
+    inputs.push_back(seeded_positive(op.shapes[i], i + 1).requires_grad_());
   }
   return inputs;
 }
@@ -446,7 +445,7 @@ TEST_P(OperatorOn, OneAxisEqualsThePlainOperator) {
   for (const Operator& op : operators()) {
     const Result expected = evaluate(op, plain_inputs(op));
     run_ranks(GetParam(), [&](World world) {
-      const DeviceMesh mesh = make_mesh(world, {{"dp", world.size()}});
+      const DeviceMesh mesh = line(world);
       const size_t n = op.shapes.size();
       for (size_t i = 0; i < n; ++i) {
         for (const Placement& placement : placements_for(op.shapes[i])) {

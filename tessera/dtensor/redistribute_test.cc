@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 #include <tessera/dtensor/redistribute.h>
+#include <tessera/dtensor/test_tensors.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>
 
 namespace tessera {
 namespace {
 
-at::Tensor range(at::IntArrayRef sizes) {
-  int64_t numel = 1;
-  for (const int64_t size : sizes) {
-    numel *= size;
-  }
-  return torch::arange(numel, torch::kFloat).view(sizes) - 3;
+using test_tensors::line;
+
+// Negative numbers, zero and positive ones.
+at::Tensor values(at::IntArrayRef sizes) {
+  return test_tensors::range(sizes) - 3;
 }
 
 Placements all_placements(int64_t dims) {
@@ -36,10 +36,10 @@ INSTANTIATE_TEST_SUITE_P(Worlds, RedistributeOn, testing::Values(1, 2, 3, 4));
 
 TEST_P(RedistributeOn, EveryPairOnOneAxisKeepsTheValue) {
   run_ranks(GetParam(), [](World world) {
-    const DeviceMesh mesh = make_mesh(world, {{"dp", world.size()}});
+    const DeviceMesh mesh = line(world);
     for (const std::vector<int64_t>& shape :
          std::vector<std::vector<int64_t>>{{5, 3}, {10}, {1, 4}, {0, 2}}) {
-      const at::Tensor value = range(shape);
+      const at::Tensor value = values(shape);
       const Placements kinds =
           all_placements(static_cast<int64_t>(shape.size()));
       for (const Placement& from : kinds) {
@@ -61,9 +61,9 @@ TEST_P(RedistributeOn, EveryPairOnOneAxisKeepsTheValue) {
 
 TEST_P(RedistributeOn, GradientsComeBackInTheInputsPlacements) {
   run_ranks(GetParam(), [](World world) {
-    const DeviceMesh mesh = make_mesh(world, {{"dp", world.size()}});
-    const at::Tensor value = range({5, 3});
-    const at::Tensor weight = range({5, 3}) * 2;
+    const DeviceMesh mesh = line(world);
+    const at::Tensor value = values({5, 3});
+    const at::Tensor weight = values({5, 3}) * 2;
     for (const Placement& from : all_placements(2)) {
       for (const Placement& to : all_placements(2)) {
         const at::Tensor x = distribute(value, mesh, {from}).requires_grad_();
@@ -90,7 +90,7 @@ TEST(Redistribute, SeveralMayBePendingAtOnce) {
         3,
         [](World world) {
           const DeviceMesh mesh = make_mesh(world, {{"dp", 3}});
-          const at::Tensor value = range({5, 3});
+          const at::Tensor value = values({5, 3});
           std::vector<PendingTensor> pending;
           for (int64_t i = 0; i < 4; ++i) {
             const at::Tensor x =
@@ -112,7 +112,7 @@ TEST(Redistribute, SeveralMayBePendingAtOnce) {
 TEST(Redistribute, CountsOneCollectivePerStep) {
   run_ranks(2, [](World world) {
     const DeviceMesh mesh = make_mesh(world, {{"dp", 2}});
-    const at::Tensor x = distribute(range({6, 3}), mesh, {Partial{}});
+    const at::Tensor x = distribute(values({6, 3}), mesh, {Partial{}});
     world.record().reset();
     const at::Tensor shard = redistribute(x, {Shard(0)});
     EXPECT_EQ(world.record().count(CollectiveKind::kReduceScatter, "dp"), 1);
@@ -166,16 +166,16 @@ TEST(InferenceMode, BuildsNothingForBackward) {
   run_ranks(2, [](World world) {
     const DeviceMesh mesh = make_mesh(world, {{"dp", 2}});
     const at::Tensor w =
-        distribute(range({3, 3}), mesh, {Replicate{}}).requires_grad_();
+        distribute(values({3, 3}), mesh, {Replicate{}}).requires_grad_();
     at::Tensor y;
     {
       c10::InferenceMode guard;
-      const at::Tensor x = distribute(range({4, 3}), mesh, {Shard(0)});
+      const at::Tensor x = distribute(values({4, 3}), mesh, {Shard(0)});
       y = torch::linear(x, w).view({2, 2, 3}).relu_().sum();
       EXPECT_FALSE(y.requires_grad());
     }
     const at::Tensor expected =
-        torch::linear(range({4, 3}), range({3, 3})).relu().sum();
+        torch::linear(values({4, 3}), values({3, 3})).relu().sum();
     EXPECT_EQ(y.item<float>(), expected.item<float>());
   });
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <tessera/base/error.h>
 #include <tessera/comm/run_ranks.h>
 #include <tessera/mesh/device_mesh.h>
 #include <tessera/mesh/tensor_spec.h>
+#include <tessera/mesh/usage_error_of.h>
 #include <torch/torch.h>
 
 namespace tessera {
@@ -13,16 +13,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Sizes = std::vector<int64_t>;
-
-template <typename Fn>
-std::string usage_error(Fn&& fn) {
-  try {
-    fn();
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(ParseAxes, ReadsNamesAndSizes) {
   const std::vector<Axis> axes = parse_axes("dp=2,tp=-1");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <tessera/base/error.h>
 #include <tessera/mesh/tensor_spec.h>
+#include <tessera/mesh/usage_error_of.h>
 
 #include <limits>
 #include <set>
@@ -14,16 +14,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Sizes = std::vector<int64_t>;
-
-template <typename Fn>
-std::string usage_error(Fn&& fn) {
-  try {
-    fn();
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 SpecPtr floats(
     const DeviceMesh& mesh, const Placements& placements, const Sizes& sizes) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <tessera/base/error.h>
 #include <tessera/models/gpt.h>
+#include <tessera/models/model_testing.h>
 
 namespace tessera {
 namespace {
@@ -9,13 +10,7 @@ TEST(Gpt, ALaterTokenDoesNotTouchEarlierLogits) {
   torch::manual_seed(21);
   Gpt model(GptConfig{});
   model.eval();
-  const torch::Tensor tokens = torch::randint(0, 256, {1, 8});
-  torch::Tensor changed = tokens.clone();
-  changed[0][5] = (tokens[0][5] + 1) % 256;
-  const torch::Tensor difference =
-      (model.forward(tokens) - model.forward(changed)).abs().amax({0, 2});
-  EXPECT_EQ(difference.narrow(0, 0, 5).max().item<float>(), 0);
-  EXPECT_GT(difference[5].item<float>(), 0);
+  testing::expect_causal(model);
 }
 
 TEST(Gpt, DropoutActsInTrainingOnly) {
@@ -30,19 +25,7 @@ TEST(Gpt, DropoutActsInTrainingOnly) {
 TEST(Gpt, LearnsOneBatch) {
   torch::manual_seed(23);
   Gpt model(GptConfig{.dropout = 0.0});
-  torch::optim::AdamW optimizer(
-      model.parameters(), torch::optim::AdamWOptions(1e-2));
-  const torch::Tensor tokens = torch::randint(0, 256, {2, 9});
-  double last = 0;
-  for (int step = 0; step < 30; ++step) {
-    optimizer.zero_grad();
-    const torch::Tensor loss =
-        model.loss(tokens.narrow(1, 0, 8), tokens.narrow(1, 1, 8));
-    loss.backward();
-    optimizer.step();
-    last = loss.item<double>();
-  }
-  EXPECT_LT(last, 1);
+  EXPECT_LT(testing::learn_one_batch(model).last, 1);
 }
 
 TEST(Gpt, RefusesHeadsThatDoNotDivideAndLongSequences) {

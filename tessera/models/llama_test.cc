@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <tessera/base/error.h>
 #include <tessera/models/llama.h>
+#include <tessera/models/model_testing.h>
 
 #include <map>
 #include <set>
@@ -181,13 +182,7 @@ TEST(Llama, PresetsHaveTheSizesTheyAreNamedFor) {
 TEST(Llama, ALaterTokenDoesNotTouchEarlierLogits) {
   torch::manual_seed(13);
   const Llama model(tiny());
-  const torch::Tensor tokens = torch::randint(0, 256, {1, 8});
-  torch::Tensor changed = tokens.clone();
-  changed[0][5] = (tokens[0][5] + 1) % 256;
-  const torch::Tensor difference =
-      (model.forward(tokens) - model.forward(changed)).abs().amax({0, 2});
-  EXPECT_EQ(difference.narrow(0, 0, 5).max().item<float>(), 0);
-  EXPECT_GT(difference[5].item<float>(), 0);
+  testing::expect_causal(model);
 }
 
 TEST(Llama, EveryParameterGetsAFiniteGradient) {
@@ -206,22 +201,9 @@ TEST(Llama, EveryParameterGetsAFiniteGradient) {
 TEST(Llama, LossFallsWhenOneBatchIsRepeated) {
   torch::manual_seed(15);
   Llama model(tiny());
-  torch::optim::AdamW optimizer(
-      model.parameters(), torch::optim::AdamWOptions(1e-2));
-  const torch::Tensor tokens = torch::randint(0, 256, {2, 9});
-  double first = 0;
-  double last = 0;
-  for (int step = 0; step < 30; ++step) {
-    optimizer.zero_grad();
-    const torch::Tensor loss =
-        model.loss(tokens.narrow(1, 0, 8), tokens.narrow(1, 1, 8));
-    loss.backward();
-    optimizer.step();
-    last = loss.item<double>();
-    first = step == 0 ? last : first;
-  }
-  EXPECT_NEAR(first, std::log(256.0), 0.3);
-  EXPECT_LT(last, 1);
+  const testing::Losses losses = testing::learn_one_batch(model);
+  EXPECT_NEAR(losses.first, std::log(256.0), 0.3);
+  EXPECT_LT(losses.last, 1);
 }
 
 TEST(Llama, SaysWhenASequenceIsTooLong) {

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <tessera/base/error.h>
 #include <tessera/sharding/redistribution.h>
+#include <tessera/sharding/simulation_ranks.h>
 #include <torch/torch.h>
 
 #include <random>
@@ -15,7 +16,7 @@ namespace tessera {
 namespace {
 
 using Kind = RedistributionStep::Kind;
-using Locals = std::vector<at::Tensor>; // of all ranks, row-major
+using simulation::Locals;
 using Sizes = std::vector<int64_t>;
 using ::testing::ElementsAre;
 
@@ -25,116 +26,6 @@ size_t at(int64_t index) {
 
 at::Tensor narrow(const at::Tensor& tensor, int64_t dim, const Chunk& range) {
   return tensor.narrow(dim, range.offset, range.size);
-}
-
-at::Tensor noise(const at::Tensor& like, int64_t low, int64_t high) {
-  return torch::randint(low, high, like.sizes(), like.options());
-}
-
-// n tensors whose reduction is `value`, none of them trivial.
-Locals contributions(const at::Tensor& value, ReduceOp op, int64_t n) {
-  Locals parts;
-  at::Tensor last = op == ReduceOp::kAvg ? value * n : value.clone();
-  for (int64_t i = 0; i + 1 < n; ++i) {
-    switch (op) {
-      case ReduceOp::kSum:
-      case ReduceOp::kAvg:
-        parts.push_back(noise(value, -9, 9));
-        last -= parts.back();
-        break;
-      case ReduceOp::kMax:
-        parts.push_back(value - noise(value, 0, 3));
-        break;
-      case ReduceOp::kMin:
-        parts.push_back(value + noise(value, 0, 3));
-        break;
-      case ReduceOp::kProduct:
-        parts.push_back(noise(value, 0, 2) * 2 - 1);
-        last *= parts.back();
-        break;
-    }
-  }
-  parts.insert(parts.begin(), last);
-  return parts;
-}
-
-at::Tensor reduced(const Locals& parts, ReduceOp op) {
-  const at::Tensor all = torch::stack(parts);
-  switch (op) {
-    case ReduceOp::kSum:
-      return all.sum(0, /*keepdim=*/false, all.scalar_type());
-    case ReduceOp::kAvg:
-      return all.sum(0, /*keepdim=*/false, all.scalar_type())
-          .div(static_cast<int64_t>(parts.size()))
-          .to(all.scalar_type());
-    case ReduceOp::kMax:
-      return all.amax(0);
-    case ReduceOp::kMin:
-      return all.amin(0);
-    case ReduceOp::kProduct:
-      return all.prod(0, /*keepdim=*/false, all.scalar_type());
-  }
-  return {};
-}
-
-// Cuts the value by the axes from `axis` on.
-Locals cut(
-    const DeviceMesh& mesh,
-    const Placements& placements,
-    const at::Tensor& value,
-    int64_t axis = 0) {
-  if (axis == mesh.ndim()) {
-    return {value.clone()};
-  }
-  const Placement& placement = placements[at(axis)];
-  const int64_t n = mesh.size(axis);
-  Locals parts(at(n), value);
-  if (placement.is_partial()) {
-    parts = contributions(value, placement.op(), n);
-  }
-  Locals result;
-  for (int64_t i = 0; i < n; ++i) {
-    at::Tensor part = parts[at(i)];
-    if (placement.is_shard()) {
-      part = narrow(
-          part,
-          placement.dim(),
-          chunk(part.size(placement.dim()), placement.unit(), n, i));
-    }
-    const Locals inner = cut(mesh, placements, part, axis + 1);
-    result.insert(result.end(), inner.begin(), inner.end());
-  }
-  return result;
-}
-
-// The value that locals stand for; replicas must agree.
-at::Tensor assembled(
-    const DeviceMesh& mesh,
-    const Placements& placements,
-    const Locals& locals,
-    int64_t axis = 0) {
-  if (axis == mesh.ndim()) {
-    return locals[0];
-  }
-  const int64_t n = mesh.size(axis);
-  const auto stride = static_cast<int64_t>(locals.size()) / n;
-  Locals parts;
-  for (int64_t i = 0; i < n; ++i) {
-    const auto begin = locals.begin() + i * stride;
-    parts.push_back(
-        assembled(mesh, placements, Locals(begin, begin + stride), axis + 1));
-  }
-  const Placement& placement = placements[at(axis)];
-  if (placement.is_shard()) {
-    return torch::cat(parts, placement.dim());
-  }
-  if (placement.is_partial()) {
-    return reduced(parts, placement.op());
-  }
-  for (const at::Tensor& part : parts) {
-    EXPECT_TRUE(torch::allclose(part, parts[0], 1e-12, 1e-12));
-  }
-  return parts[0];
 }
 
 using Steps = std::vector<RedistributionStep>;
@@ -215,7 +106,7 @@ class Job {
         intern_contiguous(mesh(), from, sizes, dtype)->str() + ": " +
         text(plans[0]));
     const at::Tensor value = torch::randint(-5, 6, sizes, dtype);
-    Locals locals = cut(mesh(), from, value);
+    Locals locals = simulation::cut(mesh(), from, value);
     for (size_t i = 0; i < plans[0].size(); ++i) {
       Locals next;
       for (size_t rank = 0; rank < locals.size(); ++rank) {
@@ -224,11 +115,11 @@ class Job {
       }
       locals = next;
     }
-    ASSERT_TRUE(
-        torch::allclose(assembled(mesh(), to, locals), value, 1e-12, 1e-12));
+    ASSERT_TRUE(torch::allclose(
+        simulation::assemble(mesh(), to, locals), value, 1e-12, 1e-12));
     const bool partial =
         intern_contiguous(mesh(), to, sizes, dtype)->has_partial();
-    const Locals expected = cut(mesh(), to, value);
+    const Locals expected = simulation::cut(mesh(), to, value);
     for (size_t rank = 0; rank < locals.size() && !partial; ++rank) {
       ASSERT_TRUE(torch::allclose(locals[rank], expected[rank], 1e-12, 1e-12));
     }
@@ -268,16 +159,18 @@ class Job {
     }
     switch (step.kind) {
       case Kind::kAllReduce:
-        return reduced(theirs, old.op());
+        return simulation::reduced(theirs, old.op());
       case Kind::kAllReduceSlice:
         return narrow(
-            reduced(theirs, old.op()), layout.send_dim, layout.send[mine]);
+            simulation::reduced(theirs, old.op()),
+            layout.send_dim,
+            layout.send[mine]);
       case Kind::kReduceScatter:
         for (at::Tensor& tensor : theirs) {
           tensor = narrow(tensor, layout.send_dim, layout.send[mine]);
           EXPECT_EQ(tensor.numel(), layout.send_counts[mine]);
         }
-        return reduced(theirs, old.op());
+        return simulation::reduced(theirs, old.op());
       case Kind::kAllGather: {
         at::Tensor out = torch::full(step.to->local_sizes, 77, local.options());
         for (size_t j = 0; j < theirs.size(); ++j) {

@@ -5,42 +5,58 @@
 namespace tessera::simulation {
 namespace {
 
-// Contributions of n ranks that reduce to the value.
+at::Tensor noise(const at::Tensor& like, int64_t low, int64_t high) {
+  return torch::randint(low, high, like.sizes()).to(like.scalar_type());
+}
+
+// n tensors whose reduction is `value`, none of them trivial.
 Locals contributions(const at::Tensor& value, ReduceOp op, int64_t n) {
   Locals parts;
-  at::Tensor rest = op == ReduceOp::kAvg ? value * n : value.clone();
+  at::Tensor first = op == ReduceOp::kAvg ? value * n : value.clone();
+  const bool truth = value.scalar_type() == torch::kBool;
   for (int64_t i = 1; i < n; ++i) {
-    at::Tensor part = value.clone();
-    if (op == ReduceOp::kSum || op == ReduceOp::kAvg) {
-      part = torch::randint(-3, 4, value.sizes()).to(value.scalar_type());
-      rest = rest - part;
-    } else if (op == ReduceOp::kProduct) {
-      part.fill_(2);
-      rest = rest / 2;
+    switch (op) {
+      case ReduceOp::kSum:
+      case ReduceOp::kAvg:
+        parts.push_back(noise(value, -3, 4));
+        first -= parts.back();
+        break;
+      case ReduceOp::kMax:
+        parts.push_back(truth ? value.clone() : value - noise(value, 0, 3));
+        break;
+      case ReduceOp::kMin:
+        parts.push_back(truth ? value.clone() : value + noise(value, 0, 3));
+        break;
+      case ReduceOp::kProduct:
+        parts.push_back(noise(value, 0, 2) * 2 - 1);
+        first *= parts.back();
+        break;
     }
-    parts.push_back(part);
   }
-  parts.push_back(rest);
+  parts.insert(parts.begin(), first);
   return parts;
 }
 
-at::Tensor combined(const Locals& parts, ReduceOp op) {
+} // namespace
+
+at::Tensor reduced(const Locals& parts, ReduceOp op) {
   const at::Tensor all = torch::stack(parts);
   switch (op) {
     case ReduceOp::kSum:
-      return all.sum(0, false, all.scalar_type());
+      return all.sum(0, /*keepdim=*/false, all.scalar_type());
     case ReduceOp::kAvg:
-      return all.mean(0);
+      return all.sum(0, /*keepdim=*/false, all.scalar_type())
+          .div(static_cast<int64_t>(parts.size()))
+          .to(all.scalar_type());
     case ReduceOp::kMax:
       return all.amax(0);
     case ReduceOp::kMin:
       return all.amin(0);
-    default:
-      return all.prod(0, false, all.scalar_type());
+    case ReduceOp::kProduct:
+      return all.prod(0, /*keepdim=*/false, all.scalar_type());
   }
+  return {};
 }
-
-} // namespace
 
 Locals cut(
     const DeviceMesh& mesh,
@@ -102,7 +118,7 @@ at::Tensor assemble(
     return torch::cat(parts, placement.dim());
   }
   if (placement.is_partial()) {
-    return combined(parts, placement.op());
+    return reduced(parts, placement.op());
   }
   for (const at::Tensor& part : parts) {
     EXPECT_TRUE(same(part, parts[0])) << "replicas differ:\n"

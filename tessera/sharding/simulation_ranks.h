@@ -28,6 +28,9 @@ at::Tensor assemble(
     const Locals& locals,
     int64_t axis = 0);
 
+// What ranks' contributions reduce to.
+at::Tensor reduced(const Locals& parts, ReduceOp op);
+
 // Equal sizes, dtype and, within rounding, values.
 bool same(const at::Tensor& a, const at::Tensor& b);
 
