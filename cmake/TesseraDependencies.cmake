@@ -57,5 +57,6 @@ target_link_libraries(tessera_build INTERFACE torch torch_library fmt::fmt spdlo
 
 if(TESSERA_SANITIZE)
   add_compile_options(-fsanitize=${TESSERA_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  add_compile_options(-Wno-maybe-uninitialized) # gcc 12 is often wrong about it in instrumented code
   add_link_options(-fsanitize=${TESSERA_SANITIZE})
 endif()
