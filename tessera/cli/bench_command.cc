@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
+#include <tessera/cli/bench_collectives.h>
 #include <tessera/cli/bench_command.h>
 #include <tessera/cli/number_option.h>
 #include <tessera/cli/table.h>
@@ -54,11 +55,35 @@ std::string dispatch_table(const std::vector<BenchRow>& rows) {
   return text;
 }
 
+void declare_collectives(CLI::App& bench, int& exit_code) {
+  CLI::App* const collectives = bench.add_subcommand(
+      "collectives",
+      "Time of the collectives by size, over every backend of this machine");
+  const auto options = std::make_shared<BenchCollectivesOptions>();
+  collectives->add_option("--ranks", options->ranks, "Processes it starts")
+      ->check(CLI::Range(2, 64))
+      ->capture_default_str();
+  collectives->add_option("--seconds", options->seconds, "Time for one row")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  collectives->add_option(
+      "--peer",
+      options->peers,
+      "NAME=COMMAND: another library's program that prints its rows");
+  collectives->add_option(
+      "--json", options->json, "File that gets the benchmark rows");
+  collectives->add_option(
+      "--plot", options->plot, "File that gets the picture (SVG)");
+  collectives->callback(
+      [options, &exit_code] { exit_code = run_bench_collectives(*options); });
+}
+
 } // namespace
 
 void declare_bench_command(CLI::App& app, int& exit_code) {
   CLI::App* const bench = app.add_subcommand("bench", "Benchmarks");
   bench->require_subcommand(1);
+  declare_collectives(*bench, exit_code);
   CLI::App* const dispatch = bench->add_subcommand(
       "dispatch", "What a distributed operator costs over the plain one");
   const auto json = std::make_shared<std::string>();

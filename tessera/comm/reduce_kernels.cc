@@ -213,22 +213,32 @@ template <typename T, typename A, typename Op, bool kAverage>
   }
 }
 
-// Two ranks, one result that stays in the caches: no detour by a block.
+// Two ranks, results that stay in the caches: no detour by a block.
 template <typename T, typename Op>
 [[gnu::always_inline]] inline void reduce_two(const Job& job) {
   const T* first = reinterpret_cast<const T*>(job.sources[0]);
   const T* second = reinterpret_cast<const T*>(job.sources[1]);
   T* target = reinterpret_cast<T*>(job.targets[0]);
+  T* other = reinterpret_cast<T*>(job.targets[job.targets.size() - 1]);
+  if (job.targets.size() == 1) {
 #pragma GCC ivdep
-  for (int64_t i = 0; i < job.count; ++i) {
-    target[i] = Op::apply(first[i], second[i]);
+    for (int64_t i = 0; i < job.count; ++i) {
+      target[i] = Op::apply(first[i], second[i]);
+    }
+  } else {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < job.count; ++i) {
+      const T value = Op::apply(first[i], second[i]);
+      target[i] = value;
+      other[i] = value;
+    }
   }
 }
 
 template <typename T, typename A, typename Op, bool kAverage>
 [[gnu::always_inline]] inline void reduce_job(const Job& job) {
   if constexpr (std::is_same_v<T, A> && !kAverage) {
-    if (job.sources.size() == 2 && job.targets.size() == 1 &&
+    if (job.sources.size() == 2 && job.targets.size() <= 2 &&
         job.store == Store::kCached) {
       return reduce_two<T, Op>(job);
     }
