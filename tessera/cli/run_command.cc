@@ -26,12 +26,20 @@ void declare_run_command(
       "Start local ranks of a program: tessera run -n N [--] PROGRAM "
       "[ARGS...]");
   const auto ranks = std::make_shared<int64_t>(0);
+  const auto restarts = std::make_shared<int64_t>(0);
   command->add_option("--ranks,-n", *ranks, "Number of processes")
       ->required()
       ->check(whole_number(1, kMostRanks));
+  command
+      ->add_option(
+          "--restarts",
+          *restarts,
+          "How often a job that failed is started again; TESSERA_RESTART tells "
+          "it the count")
+      ->check(CLI::NonNegativeNumber);
   command->prefix_command(); // what follows the first argument that is no
                              // option of ours belongs to the program
-  command->callback([command, ranks, after_marker, &exit_code] {
+  command->callback([command, ranks, restarts, after_marker, &exit_code] {
     std::vector<std::string> program = command->remaining();
     const size_t marker = program.empty() && !after_marker.empty()
         ? 1
@@ -44,7 +52,8 @@ void declare_run_command(
       throw CLI::RequiredError(
           "run: a program to start, as in `tessera run -n 2 ./program`");
     }
-    exit_code = launch({.command = program, .ranks = *ranks});
+    exit_code =
+        launch({.command = program, .ranks = *ranks, .restarts = *restarts});
   });
 }
 

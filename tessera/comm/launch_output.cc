@@ -2,6 +2,7 @@
 #include <tessera/comm/launch_output.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 
 namespace tessera {
@@ -53,6 +54,26 @@ void TailKeeper::add(std::string_view text) {
   if (tail_.size() > kTail) {
     tail_.erase(0, tail_.size() - kTail);
   }
+}
+
+std::string last_lines(std::string_view text, std::size_t count) {
+  while (!text.empty() && text.back() == '\n') {
+    text.remove_suffix(1);
+  }
+  std::size_t begin = text.size();
+  for (std::size_t line = 0; line < count && begin > 0; ++line) {
+    const auto newline = text.rfind('\n', begin - 1);
+    begin = newline == std::string_view::npos ? 0 : newline;
+  }
+  text.remove_prefix(begin);
+  std::string lines;
+  while (!text.empty()) {
+    text.remove_prefix(text.front() == '\n' ? 1 : 0);
+    const auto end = std::min(text.find('\n'), text.size());
+    lines.append("  ").append(text.substr(0, end)).append("\n");
+    text.remove_prefix(end);
+  }
+  return lines;
 }
 
 } // namespace tessera

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
@@ -34,6 +35,9 @@ class TailKeeper {
  private:
   std::string tail_;
 };
+
+// The last `count` lines of a text, each with two spaces before it.
+std::string last_lines(std::string_view text, std::size_t count);
 
 // Writes all of `text`, whatever the file descriptor takes at a time.
 void write_all(int target, std::string_view text);

@@ -9,7 +9,7 @@
 #include <tessera/base/environment.h>
 #include <tessera/base/error.h>
 #include <tessera/comm/conformance.h>
-#include <tessera/comm/launch.h>
+#include <tessera/comm/launch_testing.h>
 #include <tessera/comm/rank_status.h>
 #include <tessera/comm/world.h>
 #include <unistd.h>
@@ -18,9 +18,11 @@
 #include <array>
 #include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -32,48 +34,6 @@ using Counts = std::vector<int64_t>;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
-
-std::string this_program() {
-  std::array<char, 4096> path{};
-  const auto length = readlink("/proc/self/exe", path.data(), path.size() - 1);
-  return {path.data(), static_cast<std::size_t>(std::max<ssize_t>(length, 0))};
-}
-
-struct Outcome {
-  int code;
-  std::string out;
-  std::string err;
-};
-
-Outcome launch_and_capture(LaunchOptions options) {
-  testing::internal::CaptureStdout();
-  testing::internal::CaptureStderr();
-  const int code = launch(options);
-  return {
-      code,
-      testing::internal::GetCapturedStdout(),
-      testing::internal::GetCapturedStderr()};
-}
-
-Outcome launch_body(
-    int64_t ranks,
-    const std::string& body,
-    std::vector<std::pair<std::string, std::string>> variables = {}) {
-  return launch_and_capture(
-      {.command =
-           {this_program(),
-            "--gtest_also_run_disabled_tests",
-            "--gtest_filter=RankBody.DISABLED_" + body},
-       .ranks = ranks,
-       .environment = std::move(variables)});
-}
-
-Outcome launch_shell(int64_t ranks, const std::string& script) {
-  return launch_and_capture(
-      {.command = {"sh", "-c", script},
-       .ranks = ranks,
-       .grace = std::chrono::seconds(1)});
-}
 
 // What a rank's body may take: any error of ours becomes a line on standard
 // output and code 3.
@@ -274,22 +234,141 @@ struct Unlaunched {
   std::vector<std::string> outputs;
 };
 
+// Expects that ranks 0 and 2 of three got an error about an all_reduce that
+// names rank 1 with its process.
+void expect_named(const Unlaunched& ranks, const std::string& what) {
+  EXPECT_EQ(ranks.wait(0), 3);
+  EXPECT_EQ(ranks.wait(2), 3);
+  for (const std::size_t rank : {0, 2}) {
+    EXPECT_THAT(
+        ranks.output(rank),
+        AllOf(
+            HasSubstr("caught: all_reduce"),
+            HasSubstr("rank 1 (pid " + std::to_string(ranks.pids[1])),
+            HasSubstr(what)));
+  }
+}
+
 TEST(Process, KillNineIsAnErrorThatNamesTheRank) {
-  for (const char* where : {"inside", "between"}) {
-    setenv("TESSERA_TEST_WHERE", where, 1);
-    setenv("TESSERA_TEST_VICTIM", "1", 1);
-    const Unlaunched ranks(3, "Killed", "shm");
-    EXPECT_EQ(ranks.wait(0), 3);
-    EXPECT_EQ(ranks.wait(2), 3);
-    EXPECT_EQ(ranks.wait(1), 128 + SIGKILL);
-    for (const std::size_t rank : {0, 2}) {
-      EXPECT_THAT(
-          ranks.output(rank),
-          AllOf(
-              HasSubstr("caught: all_reduce"),
-              HasSubstr("rank 1 (pid " + std::to_string(ranks.pids[1])),
-              HasSubstr("died")));
+  for (const char* backend : {"shm", "gloo"}) {
+    for (const char* where : {"inside", "between"}) {
+      setenv("TESSERA_TEST_WHERE", where, 1);
+      setenv("TESSERA_TEST_VICTIM", "1", 1);
+      const Unlaunched ranks(3, "Killed", backend);
+      expect_named(ranks, "died");
+      if (std::string(backend) == "gloo") {
+        EXPECT_THAT(
+            ranks.output(0), HasSubstr("), last operation all_reduce seq "));
+      }
+      EXPECT_EQ(ranks.wait(1), 128 + SIGKILL);
     }
+  }
+}
+
+TEST(RankBody, DISABLED_Stopped) {
+  as_rank(
+      [](const World& world) {
+        at::Tensor x = at::ones({1000});
+        reduce(world, x);
+        if (world.rank() == 1) {
+          raise(SIGSTOP);
+        }
+        reduce(world, x);
+      },
+      {.timeout = std::chrono::seconds(2)});
+}
+
+TEST(Process, AStoppedRankIsNamedAtTheTimeout) {
+  for (const char* backend : {"shm", "gloo"}) {
+    const Unlaunched ranks(3, "Stopped", backend);
+    expect_named(
+        ranks,
+        std::string(backend) == "gloo"
+            ? "last operation all_reduce seq 1, is stopped by a signal"
+            : "did not arrive within 2000 ms");
+    kill(ranks.pids[1], SIGKILL);
+    ranks.wait(1);
+  }
+}
+
+// Rank 3 waits only for rank 2, which waits for rank 0: the broadcast's tree.
+TEST(RankBody, DISABLED_KilledAboveOthers) {
+  as_rank([](const World& world) {
+    at::Tensor x = at::ones({1000});
+    world.group().broadcast(x, 0)->wait();
+    if (world.rank() == 0) {
+      raise(SIGKILL);
+    }
+    try {
+      world.group().broadcast(x, 0)->wait();
+    } catch (const PeerError& error) {
+      std::cout << "caught: " << error.what() << std::endl;
+      // Stays until the others have got theirs: not its end tells them.
+      std::this_thread::sleep_for(std::chrono::seconds(3));
+      std::_Exit(3);
+    }
+  });
+}
+
+TEST(Process, RanksThatDoNotTalkToTheDeadOneHearOfIt) {
+  const Unlaunched ranks(4, "KilledAboveOthers", "gloo");
+  EXPECT_EQ(ranks.wait(0), 128 + SIGKILL);
+  for (const std::size_t rank : {1, 2, 3}) {
+    EXPECT_EQ(ranks.wait(rank), 3);
+    EXPECT_THAT(
+        ranks.output(rank),
+        AllOf(
+            HasSubstr("rank 0 (pid " + std::to_string(ranks.pids[0])),
+            HasSubstr("last operation broadcast seq 1, died")));
+  }
+}
+
+// Every socket that listens in this process, as /proc/net/tcp and tcp6 write
+// addresses.
+std::vector<std::string> listening_addresses() {
+  std::vector<std::string> own;
+  for (const auto& entry :
+       std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    own.push_back(std::filesystem::read_symlink(entry, gone).string());
+  }
+  std::vector<std::string> addresses;
+  for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::ifstream file(table);
+    std::string line;
+    std::getline(file, line);
+    while (std::getline(file, line)) {
+      std::istringstream words(line);
+      const std::vector<std::string> word{
+          std::istream_iterator<std::string>(words), {}};
+      const std::string socket = "socket:[" + word.at(9) + "]";
+      if (word.at(3) == "0A" && std::ranges::count(own, socket) > 0) {
+        addresses.push_back(word.at(1));
+      }
+    }
+  }
+  return addresses;
+}
+
+TEST(RankBody, DISABLED_Listens) {
+  as_rank([](const World& world) {
+    reduce(world, at::ones({3}));
+    const auto addresses = listening_addresses();
+    if (world.rank() == 0) {
+      EXPECT_THAT(addresses, Not(testing::IsEmpty())); // of the store
+    }
+    for (const std::string& address : addresses) {
+      EXPECT_THAT(address, testing::StartsWith("0100007F:")); // 127.0.0.1
+    }
+    world.group().barrier()->wait();
+  });
+}
+
+TEST(Process, RanksListenOnLoopbackOnly) {
+  for (const char* backend : {"shm", "gloo"}) {
+    const Outcome outcome =
+        launch_body(2, "Listens", {{"TESSERA_BACKEND", backend}});
+    EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
   }
 }
 
@@ -362,85 +441,6 @@ TEST(Process, ARankThatLeavesInOrderIsFine) {
   const Outcome outcome = launch_body(2, "OneLeavesEarly");
   EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("[0] wrote the checkpoint"));
-}
-
-TEST(Launch, GivesEachRankItsVariablesAndPrefixesItsLines) {
-  unsetenv("OMP_NUM_THREADS");
-  const Outcome outcome = launch_shell(
-      2,
-      "echo $RANK/$WORLD_SIZE/$LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR; test "
-      "$MASTER_PORT -gt 0; test $OMP_NUM_THREADS -ge 1; printf unfinished");
-  EXPECT_EQ(outcome.code, 0);
-  EXPECT_THAT(
-      outcome.out,
-      AllOf(
-          HasSubstr("[0] 0/2/0/2 127.0.0.1\n"),
-          HasSubstr("[1] 1/2/1/2 127.0.0.1\n")));
-  EXPECT_THAT(
-      outcome.out,
-      AllOf(HasSubstr("[0] unfinished\n"), HasSubstr("[1] unfinished\n")));
-}
-
-TEST(Launch, ReturnsTheFirstFailingCodeAndStopsTheOthers) {
-  const Outcome outcome = launch_shell(
-      3, "if [ $RANK = 1 ]; then echo bad >&2; exit 7; fi; exec sleep 600");
-  EXPECT_EQ(outcome.code, 7);
-  EXPECT_THAT(
-      outcome.err,
-      AllOf(
-          HasSubstr("[1] bad\n"),
-          HasSubstr("ended with code 7; stopping the job")));
-}
-
-TEST(Launch, KillsARankThatIgnoresTerm) {
-  const Outcome outcome = launch_shell(
-      2,
-      "trap '' TERM; if [ $RANK = 0 ]; then exit 5; fi; while :; do sleep 1; "
-      "done");
-  EXPECT_EQ(outcome.code, 5);
-}
-
-TEST(Launch, SaysThatACommandCannotBeRun) {
-  const Outcome outcome =
-      launch_and_capture({.command = {"/nowhere/to/be/found"}, .ranks = 2});
-  EXPECT_EQ(outcome.code, 127);
-  EXPECT_THAT(
-      outcome.err,
-      AllOf(HasSubstr("/nowhere/to/be/found"), HasSubstr("No such file")));
-}
-
-TEST(Launch, PassesSignalsOn) {
-  const std::string ready =
-      testing::TempDir() + "tessera_ready_" + std::to_string(getpid());
-  setenv("TESSERA_TEST_READY", ready.c_str(), 1);
-  const Outcome outcome = launch_shell(
-      2,
-      "trap 'echo stopping; exit 0' TERM; if [ $RANK = 1 ]; then touch "
-      "$TESSERA_TEST_READY; else while [ ! -e $TESSERA_TEST_READY ]; do sleep "
-      "0.05; done; kill -TERM $PPID; fi; while :; do sleep 0.05; done");
-  unlink(ready.c_str());
-  EXPECT_EQ(outcome.code, 0);
-  EXPECT_THAT(
-      outcome.out, AllOf(HasSubstr("[0] stopping"), HasSubstr("[1] stopping")));
-}
-
-TEST(Launch, LeavesRankZeroRawAndShowsAnothersErrorsWhenItFails) {
-  const Outcome outcome = launch_and_capture(
-      {.command =
-           {"sh",
-            "-c",
-            "echo hello $RANK; if [ $RANK = 1 ]; then echo broken >&2; exit 4; "
-            "fi; exec sleep 600"},
-       .ranks = 2,
-       .output = LaunchOutput::kRankZeroOnly});
-  EXPECT_EQ(outcome.code, 4);
-  EXPECT_THAT(outcome.out, Not(HasSubstr("hello 1")));
-  EXPECT_THAT(outcome.err, HasSubstr("broken"));
-}
-
-TEST(Launch, RefusesNonsense) {
-  EXPECT_THROW(launch({.command = {}, .ranks = 1}), UsageError);
-  EXPECT_THROW(launch({.command = {"true"}, .ranks = 0}), UsageError);
 }
 
 class InitVariables : public testing::Test {
