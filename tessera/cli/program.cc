@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 #include <tessera/base/error.h>
 #include <tessera/cli/bench_command.h>
+#include <tessera/cli/comm_command.h>
 #include <tessera/cli/program.h>
 #include <tessera/cli/run_command.h>
 #include <tessera/cli/train_command.h>
@@ -71,6 +72,7 @@ int parse_and_run(int argc, const char* const* argv) {
   declare_train_command(app, exit_code);
   declare_run_command(app, {argv + own, argv + argc}, exit_code);
   declare_bench_command(app, exit_code);
+  declare_comm_command(app, exit_code);
   try {
     app.parse(own, argv);
   } catch (const CLI::ParseError& error) {

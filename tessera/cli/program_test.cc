@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <tessera/base/error.h>
 #include <tessera/cli/program.h>
+#include <tessera/comm/run_ranks.h>
 #include <tessera/data/test_file.h>
+
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -64,6 +69,7 @@ TEST(Program, EndsWithTwoWhenAskedWrongly) {
       {{"train", "--data", "/no/such/file", "--frobnicate"}, "--frobnicate"},
       {{"run", "-n", "2"}, "a program to start"},
       {{"run", "-n", "0", "true"}, "--ranks"},
+      {{"comm", "dump"}, "files"},
       {{"bench"}, "subcommand"}};
   for (const auto& [arguments, named] : wrong) {
     const Ran ran = run(arguments);
@@ -249,6 +255,53 @@ TEST(Program, AComparisonNeedsAFewSteps) {
        "3"});
   EXPECT_EQ(ran.code, 2);
   EXPECT_THAT(ran.err, testing::HasSubstr("expected at least 10"));
+}
+
+TEST(Program, DumpShowsWhereTheRanksDiffer) {
+  const std::string folder =
+      testing::TempDir() + "tessera_dump_" + std::to_string(getpid());
+  setenv("TESSERA_DUMP_DIR", folder.c_str(), 1);
+  run_ranks(2, [](World world) {
+    const AskerScope scope(world.rank() == 0 ? "mm" : "addmm");
+    EXPECT_THROW(
+        world.group().all_reduce(at::ones({3 + world.rank()}), ReduceOp::kSum),
+        PeerError);
+  });
+  unsetenv("TESSERA_DUMP_DIR");
+  std::vector<std::string> command{"comm", "dump"};
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    command.push_back(entry.path().string());
+  }
+  const Ran table = run(command);
+  EXPECT_EQ(table.code, 0) << table.err;
+  EXPECT_THAT(
+      table.out,
+      testing::AllOf(
+          testing::HasSubstr("2 of 2 ranks' files"),
+          testing::HasSubstr("first difference: group world [0,1], seq 1: "
+                             "shapes must match"),
+          testing::ContainsRegex("failed.*mm.*all_reduce.sum. of Float .3."),
+          testing::ContainsRegex("failed.*addmm.*of Float .4.")));
+  command.emplace_back("--json");
+  const auto json = nlohmann::json::parse(run(command).out);
+  EXPECT_EQ(json.at("differences").at(0).at("seq"), 1);
+  EXPECT_EQ(
+      json.at("differences").at(0).at("places").at(1).at("asker"), "addmm");
+  const Ran one = run({"comm", "dump", command[2]});
+  EXPECT_EQ(one.code, 0);
+  EXPECT_THAT(one.out, testing::HasSubstr("no file of ranks ["));
+  std::filesystem::remove_all(folder);
+}
+
+TEST(Program, DumpRefusesWhatNoRankWrote) {
+  const TestFile text("{\"tessera_flight_record\": 1, \"job\": 5}");
+  const Ran bad = run({"comm", "dump", text.path()});
+  EXPECT_EQ(bad.code, 1);
+  EXPECT_THAT(
+      bad.err,
+      testing::AllOf(
+          testing::HasSubstr(text.path()), testing::HasSubstr("\"job\"")));
+  EXPECT_EQ(run({"comm", "dump", "/no/such/file"}).code, 1);
 }
 
 TEST(Program, RunPassesArgumentsAndTheCodeOn) {

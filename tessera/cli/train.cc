@@ -126,6 +126,20 @@ void print_table(const std::vector<BenchRow>& rows, std::ostream& out) {
   out << '\n' << table.str();
 }
 
+// Every rank's own collectives, in a file of its own.
+void write_trace(const std::string& path, const World& world) {
+  if (path.empty()) {
+    return;
+  }
+  const std::string own =
+      world.rank() == 0 ? path : fmt::format("{}.rank{}", path, world.rank());
+  std::ofstream file(own, std::ios::trunc);
+  if (!(file << world.record().chrome_trace() << std::flush)) {
+    throw IoError(
+        fmt::format("--trace {}: writing failed; is the disk full?", own));
+  }
+}
+
 // Says that training ends early, and what is left of it.
 void tell_interrupted(const TrainOptions& options, int64_t steps) {
   std::cerr << fmt::format(
@@ -195,6 +209,7 @@ int train(const TrainPlan& plan) {
   outcome.peak_mib = max_over_ranks(setup.world, peak_resident_mib());
   outcome.state_mib = max_over_ranks(
       setup.world, static_cast<double>(trainer.state_bytes()) / 0x1p20);
+  write_trace(plan.options.trace, setup.world);
   if (!reports) {
     return 0;
   }

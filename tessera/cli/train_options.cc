@@ -267,6 +267,12 @@ void declare_train_options(CLI::App& app, TrainOptions& options) {
       "--json",
       options.json,
       "File that gets the final table as benchmark rows");
+  app.add_option(
+      "--trace",
+      options.trace,
+      "File that gets rank 0's collectives as a Chrome trace; other ranks "
+      "write "
+      "FILE.rank1 and so on");
 }
 
 TrainPlan make_plan(
@@ -300,6 +306,7 @@ TrainPlan make_plan(
   const TokenLoader check(plan.file, loader);
   check_writable("--log", options.log);
   check_writable("--json", options.json);
+  check_writable("--trace", options.trace);
   return plan;
 }
 

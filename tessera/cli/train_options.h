@@ -39,6 +39,7 @@ struct TrainOptions {
   int64_t validation_batches = 4;
   std::string log; // a line of JSON per step
   std::string json; // benchmark rows
+  std::string trace; // collectives as a Chrome trace, a file per rank
   bool compare = false;
 };
 

@@ -11,6 +11,7 @@
 #include <tessera/base/bench_row.h>
 #include <tessera/base/environment.h>
 #include <tessera/comm/launch.h>
+#include <tessera/comm/record_bench.h>
 #include <tessera/comm/world_impl.h>
 #include <unistd.h>
 
@@ -65,25 +66,34 @@ std::string text_of(int64_t bytes) {
 
 class Bench {
  public:
-  explicit Bench(const World& world) : shm_(world), gloo_(other_world(world)) {}
+  explicit Bench(const World& world)
+      : shm_(world),
+        gloo_(other_world(world, "gloo", false)),
+        debug_(other_world(world, "debug", true)) {}
 
   std::vector<BenchRow> run() {
     for (const int64_t bytes : kSizes) {
       sizes(bytes);
+      debug_mode(bytes);
     }
     for (const auto& [name, world] :
          {std::pair{"shm", shm_}, std::pair{"gloo", gloo_}}) {
       in_flight(name, world);
     }
     c10d_in_flight();
+    for (BenchRow& row : record_rows()) {
+      rows_.push_back(std::move(row));
+    }
     return rows_;
   }
 
  private:
-  static World other_world(const World& world) {
+  static World other_world(
+      const World& world, const std::string& name, bool debug) {
     WorldSetup setup = world.impl()->setup();
     setup.backend = "gloo";
-    setup.store = c10::make_intrusive<c10d::PrefixStore>("gloo", setup.store);
+    setup.debug_collectives = debug;
+    setup.store = c10::make_intrusive<c10d::PrefixStore>(name, setup.store);
     return World(std::make_shared<WorldImpl>(setup));
   }
 
@@ -141,6 +151,18 @@ class Bench {
     }
     const double against_copy = rows_[rows_.size() - 3].value;
     add("shm/all_reduce_against_memcpy/" + text, against_copy, copy);
+  }
+
+  // What comparing every call with the peers' adds to gloo.
+  void debug_mode(int64_t bytes) {
+    const at::Tensor full = at::ones({bytes / 4});
+    const std::string row = "/all_reduce/" + text_of(bytes);
+    add("gloo_debug" + row,
+        fast_us(
+            bytes,
+            [&] { shm_.group().barrier()->wait(); },
+            [&] { debug_.group().all_reduce(full, ReduceOp::kMax)->wait(); }),
+        "gloo" + row);
   }
 
   void c10d_rows(
@@ -223,6 +245,7 @@ class Bench {
 
   World shm_;
   World gloo_;
+  World debug_; // gloo in the debug mode
   std::vector<BenchRow> rows_;
 };
 

@@ -97,6 +97,18 @@ TEST_P(OnEveryWorld, EverythingOverGloo) {
       {.backend = "gloo"});
 }
 
+TEST_P(OnEveryWorld, EverythingOverGlooInTheDebugMode) {
+  run_ranks(
+      GetParam(),
+      [](World world) {
+        check_reductions(world, 1001, at::kBFloat16, ReduceOp::kSum);
+        check_movements(world, 1000, at::kInt);
+        check_all_to_all(world, 5);
+        world.group().barrier()->wait();
+      },
+      {.backend = "gloo", .debug_collectives = true});
+}
+
 TEST(Group, ManyCollectivesInFlightOverGlooKeepTheirOrder) {
   for (const int64_t n : {2, 3}) {
     run_ranks(

@@ -23,14 +23,14 @@ using testing::Not;
 using testing::ThrowsMessage;
 
 // Rank 0 does one thing and the others another; everyone must get a PeerError
-// whose text matches.
+// whose text matches: over shm, and over gloo in the debug mode.
 template <typename Matcher>
 void expect_mismatch(
     int64_t n,
     const std::function<void(const Group&)>& here,
     const std::function<void(const Group&)>& there,
     const Matcher& matcher) {
-  run_ranks(n, [&](World world) {
+  const auto fn = [&](World world) {
     const auto& mine = world.rank() == 0 ? here : there;
     EXPECT_THAT(
         [&] { mine(world.group()); }, ThrowsMessage<PeerError>(matcher));
@@ -39,7 +39,9 @@ void expect_mismatch(
         [&] { world.group().barrier()->wait(); },
         ThrowsMessage<PeerError>(
             AllOf(HasSubstr("the group is dead"), matcher)));
-  });
+  };
+  run_ranks(n, fn);
+  run_ranks(n, fn, {.backend = "gloo", .debug_collectives = true});
 }
 
 TEST(Mismatch, Shapes) { // nccl 1394
@@ -152,7 +154,7 @@ TEST(Mismatch, CountsOfAPairInAnAllToAllFailEveryRank) {
 
 TEST(Mismatch, ErrorNamesTheAsker) {
   const AskerScope scope("unused: scopes belong to a thread");
-  run_ranks(2, [](World world) {
+  const auto fn = [](World world) {
     const AskerScope inner(world.rank() == 0 ? "mm" : "optimizer.step");
     EXPECT_THAT(
         [&] {
@@ -162,7 +164,9 @@ TEST(Mismatch, ErrorNamesTheAsker) {
         },
         ThrowsMessage<PeerError>(AllOf(
             HasSubstr("asked by mm"), HasSubstr("asked by optimizer.step"))));
-  });
+  };
+  run_ranks(2, fn);
+  run_ranks(2, fn, {.backend = "gloo", .debug_collectives = true});
 }
 
 TEST(Mismatch, MessagesOfDifferentSizeFailBothEnds) {

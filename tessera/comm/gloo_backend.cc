@@ -12,7 +12,8 @@
 //   all_reduce of little data: one exchange of everything, then each reduces
 //     everything. Else a reduce_scatter and an all_gather, which moves
 //     2 (n-1)/n of the data per rank instead of n-1.
-//   broadcast: direct for two ranks, else gloo's tree.
+//   broadcast: down a binomial tree: a receive from the parent, then sends to
+//     the children.
 // Reductions go in the order of the ranks, so that all have the same bits, and
 // know bfloat16 and float16, which gloo would reduce in half precision.
 #include <ATen/ops/empty.h>
@@ -20,7 +21,9 @@
 #include <tessera/base/environment.h>
 #include <tessera/base/error.h>
 #include <tessera/comm/gloo_backend.h>
+#include <tessera/comm/gloo_failure.h>
 #include <tessera/comm/gloo_progress.h>
+#include <tessera/comm/peer_watch.h>
 #include <tessera/comm/reduce_kernels.h>
 
 #include <atomic>
@@ -65,23 +68,40 @@ void copy_own(const at::Tensor& from, const at::Tensor& to) {
 class MessageWork : public c10d::Work {
  public:
   MessageWork(
-      std::string where, WorkPtr inner, std::chrono::milliseconds timeout)
-      : where_(std::move(where)), inner_(std::move(inner)), timeout_(timeout) {}
+      FailedCall call,
+      WorkPtr inner,
+      std::shared_ptr<GlooFailure> failure,
+      std::chrono::milliseconds timeout)
+      : call_(std::move(call)),
+        inner_(std::move(inner)),
+        failure_(std::move(failure)),
+        timeout_(timeout) {
+    failure_->add_message(inner_.get());
+  }
+  ~MessageWork() override {
+    failure_->remove_message(inner_.get());
+  }
 
   bool isCompleted() override {
     return inner_->isCompleted();
   }
   bool wait(std::chrono::milliseconds timeout) override {
+    bool done = false;
     try {
-      return inner_->wait(timeout == kNoTimeout ? timeout_ : timeout);
+      done = inner_->wait(timeout == kNoTimeout ? timeout_ : timeout);
     } catch (const std::exception& error) {
-      std::rethrow_exception(translated(where_, error));
+      std::rethrow_exception(failure_->explain(call_, error));
     }
+    if (!done) {
+      throw PeerError(call_.where + ": " + failure_->stopped());
+    }
+    return true;
   }
 
  private:
-  std::string where_;
+  FailedCall call_;
   WorkPtr inner_;
+  std::shared_ptr<GlooFailure> failure_;
   std::chrono::milliseconds timeout_;
 };
 
@@ -94,7 +114,19 @@ class GlooCollectives : public Collectives {
         size_(setup.size()),
         name_(setup.name),
         timeout_(setup.timeout),
-        progress_(setup.timeout) {}
+        peers_(setup.peers),
+        failure_(std::make_shared<GlooFailure>(setup)),
+        progress_(setup.timeout, failure_),
+        listener_(peers_->add_listener([this](int64_t world_rank) {
+          if (failure_->in_group(world_rank)) {
+            stop(failure_->end_of(world_rank));
+          }
+        })) {}
+  ~GlooCollectives() override {
+    peers_->remove_listener(listener_);
+  }
+  GlooCollectives(const GlooCollectives&) = delete;
+  GlooCollectives& operator=(const GlooCollectives&) = delete;
 
   WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op) override;
   WorkPtr reduce_scatter(
@@ -120,12 +152,15 @@ class GlooCollectives : public Collectives {
     return gloo_;
   }
   void abort(const std::string& reason) override {
-    progress_.abort(reason);
+    peers_->fail(reason);
+    stop(reason);
   }
-  void leave() override {} // peers notice when this rank's sockets close
+  void leave() override {
+    peers_->leave(); // and this rank's sockets close
+  }
 
  private:
-  std::string where(const char* operation, uint64_t seq) const {
+  std::string where(std::string_view operation, uint64_t seq) const {
     return fmt::format(
         "{} [rank {}/{}, group {}, seq {}]",
         operation,
@@ -137,14 +172,40 @@ class GlooCollectives : public Collectives {
   int next_tag() {
     return kFirstTag + static_cast<int>(tags_++ % kFirstTag);
   }
-  WorkPtr start(const char* operation, std::vector<GlooWork::Stage> stages) {
+  WorkPtr start(CollectiveKind kind, std::vector<GlooWork::Stage> stages) {
+    const uint64_t seq = ++seq_;
+    failure_->note(kind, seq);
     return progress_.start(c10::make_intrusive<GlooWork>(
-        where(operation, ++seq_), std::move(stages)));
+        where(name_of(kind), seq), seq, std::move(stages)));
+  }
+  void stop(const std::string& reason) {
+    progress_.abort(reason);
+    failure_->stop_messages(reason);
+  }
+  template <typename Begin>
+  WorkPtr message(
+      CollectiveKind kind, int64_t peer, int tag, const Begin& begin) {
+    failure_->note(kind, seq_);
+    const FailedCall call{
+        .where = where(name_of(kind), seq_) +
+            fmt::format(
+                     " {} rank {}, tag {}",
+                     kind == CollectiveKind::kSend ? "to" : "from",
+                     peer,
+                     tag),
+        .seq = seq_,
+        .suspect = peer,
+        .message = true};
+    try {
+      return c10::make_intrusive<MessageWork>(
+          call, begin(), failure_, timeout_);
+    } catch (const std::exception& error) {
+      std::rethrow_exception(failure_->explain(call, error));
+    }
   }
 
   GlooWork::Stage exchange(Tensors gives, Tensors takes);
-  std::vector<WorkPtr> move(
-      const Tensors& gives, const Tensors& takes, int tag);
+  GlooWork::Transfers move(const Tensors& gives, const Tensors& takes, int tag);
   Tensors scratch(const at::Tensor& like, int64_t count) const;
   void reduce(const Tensors& sources, const at::Tensor& out, ReduceOp op) const;
   WorkPtr all_reduce_by_parts(const at::Tensor& tensor, ReduceOp op);
@@ -157,25 +218,29 @@ class GlooCollectives : public Collectives {
   std::chrono::milliseconds timeout_;
   std::atomic<uint64_t> seq_ = 0;
   std::atomic<uint64_t> tags_ = 0;
-  GlooProgress progress_; // last: its thread uses the others
+  std::shared_ptr<PeerWatch> peers_;
+  std::shared_ptr<GlooFailure> failure_;
+  GlooProgress progress_; // its thread uses the others
+  uint64_t listener_; // last: it uses all
 };
 
 // Sends gives[r] to every other rank r and receives takes[r] from it.
-std::vector<WorkPtr> GlooCollectives::move(
+GlooWork::Transfers GlooCollectives::move(
     const Tensors& gives, const Tensors& takes, int tag) {
-  std::vector<WorkPtr> transfers;
+  GlooWork::Transfers transfers;
   for (int64_t distance = 1; distance < size_; ++distance) {
     const int64_t from = (rank_ - distance + size_) % size_;
     Tensors one{takes[static_cast<std::size_t>(from)]};
     if (one.front().numel() > 0) {
-      transfers.push_back(gloo_->recv(one, static_cast<int>(from), tag));
+      transfers.push_back(
+          {gloo_->recv(one, static_cast<int>(from), tag), from});
     }
   }
   for (int64_t distance = 1; distance < size_; ++distance) {
     const int64_t to = (rank_ + distance) % size_;
     Tensors one{gives[static_cast<std::size_t>(to)]};
     if (one.front().numel() > 0) {
-      transfers.push_back(gloo_->send(one, static_cast<int>(to), tag));
+      transfers.push_back({gloo_->send(one, static_cast<int>(to), tag), to});
     }
   }
   return transfers;
@@ -225,9 +290,9 @@ WorkPtr GlooCollectives::all_reduce(const at::Tensor& tensor, ReduceOp op) {
   Tensors sources = takes;
   sources[static_cast<std::size_t>(rank_)] = tensor;
   return start(
-      "all_reduce",
+      CollectiveKind::kAllReduce,
       {exchange(gives, std::move(takes)),
-       [this, sources, tensor, op]() -> std::vector<WorkPtr> {
+       [this, sources, tensor, op]() -> GlooWork::Transfers {
          reduce(sources, tensor, op);
          return {};
        }});
@@ -248,7 +313,7 @@ WorkPtr GlooCollectives::all_reduce_by_parts(
   const Tensors reduced(static_cast<std::size_t>(size_), parts[own]);
   const auto spread = exchange(reduced, parts);
   return start(
-      "all_reduce",
+      CollectiveKind::kAllReduce,
       {exchange(parts, std::move(takes)),
        [this, sources, out = parts[own], op, spread] {
          reduce(sources, out, op);
@@ -267,9 +332,9 @@ WorkPtr GlooCollectives::reduce_scatter(
   Tensors sources = takes;
   sources[own] = gives[own];
   return start(
-      "reduce_scatter",
+      CollectiveKind::kReduceScatter,
       {exchange(gives, std::move(takes)),
-       [this, sources, out, op]() -> std::vector<WorkPtr> {
+       [this, sources, out, op]() -> GlooWork::Transfers {
          reduce(sources, out, op);
          return {};
        }});
@@ -282,7 +347,7 @@ WorkPtr GlooCollectives::all_gather(
   Tensors takes = slices(out, counts);
   copy_own(in, takes[static_cast<std::size_t>(rank_)]);
   const Tensors gives(static_cast<std::size_t>(size_), flat(in));
-  return start("all_gather", {exchange(gives, std::move(takes))});
+  return start(CollectiveKind::kAllGather, {exchange(gives, std::move(takes))});
 }
 
 WorkPtr GlooCollectives::all_to_all(
@@ -303,31 +368,50 @@ WorkPtr GlooCollectives::all_to_all(
             takes[own].numel()));
   }
   copy_own(gives[own], takes[own]);
-  return start("all_to_all", {exchange(gives, std::move(takes))});
+  return start(CollectiveKind::kAllToAll, {exchange(gives, std::move(takes))});
 }
 
+// Ranks are numbered from the root on. A rank's parent is its number without
+// the lowest bit that is set; so its children are its number with one bit set
+// below that, and the largest subtree is served first.
 WorkPtr GlooCollectives::broadcast(const at::Tensor& tensor, int64_t root) {
-  if (size_ > 2) {
-    return start(
-        "broadcast", {[this, tensor, root] {
-          Tensors tensors{flat(tensor).view(at::kByte)}; // knows no bfloat16
-          c10d::BroadcastOptions options;
-          options.rootRank = root;
-          options.timeout = timeout_;
-          return std::vector<WorkPtr>{gloo_->broadcast(tensors, options)};
-        }});
+  const int64_t number = (rank_ - root + size_) % size_;
+  const int64_t lowest = number == 0 ? size_ : number & -number;
+  const auto rank_of = [this, root](int64_t n) { return (n + root) % size_; };
+  std::vector<int64_t> children;
+  for (int64_t bit = 1; bit < lowest && number + bit < size_; bit *= 2) {
+    children.insert(children.begin(), rank_of(number + bit));
   }
-  const Tensors all{flat(tensor), flat(tensor)};
-  const Tensors none(2, flat(tensor).narrow(0, 0, 0));
-  return start(
-      "broadcast", {rank_ == root ? exchange(all, none) : exchange(none, all)});
+  const int64_t parent = rank_of(number - (number == 0 ? 0 : lowest));
+  const bool empty = tensor.numel() == 0;
+  const int tag = next_tag();
+  Tensors one{flat(tensor)};
+  const auto receive = [=, this]() mutable -> GlooWork::Transfers {
+    if (number == 0 || empty) {
+      return {};
+    }
+    return {{gloo_->recv(one, static_cast<int>(parent), tag), parent}};
+  };
+  const auto send_on = [=, this]() mutable {
+    GlooWork::Transfers transfers;
+    for (const int64_t child : children) {
+      if (!empty) {
+        transfers.push_back(
+            {gloo_->send(one, static_cast<int>(child), tag), child});
+      }
+    }
+    return transfers;
+  };
+  return number == 0 ? start(CollectiveKind::kBroadcast, {send_on})
+                     : start(CollectiveKind::kBroadcast, {receive, send_on});
 }
 
 WorkPtr GlooCollectives::barrier() {
   const auto bytes = at::TensorOptions().dtype(at::kByte);
   const Tensors gives(
       static_cast<std::size_t>(size_), at::empty({1}, bytes).zero_());
-  return start("barrier", {exchange(gives, scratch(gives.front(), 1))});
+  return start(
+      CollectiveKind::kBarrier, {exchange(gives, scratch(gives.front(), 1))});
 }
 
 void GlooCollectives::check_tag(const char* operation, int tag) const {
@@ -341,19 +425,17 @@ void GlooCollectives::check_tag(const char* operation, int tag) const {
 WorkPtr GlooCollectives::send(const at::Tensor& tensor, int64_t peer, int tag) {
   check_tag("send", tag);
   Tensors tensors{flat(tensor)};
-  return c10::make_intrusive<MessageWork>(
-      where("send", seq_) + fmt::format(" to rank {}, tag {}", peer, tag),
-      gloo_->send(tensors, static_cast<int>(peer), tag),
-      timeout_);
+  return message(CollectiveKind::kSend, peer, tag, [&] {
+    return gloo_->send(tensors, static_cast<int>(peer), tag);
+  });
 }
 
 WorkPtr GlooCollectives::recv(const at::Tensor& tensor, int64_t peer, int tag) {
   check_tag("recv", tag);
   Tensors tensors{flat(tensor)};
-  return c10::make_intrusive<MessageWork>(
-      where("recv", seq_) + fmt::format(" from rank {}, tag {}", peer, tag),
-      gloo_->recv(tensors, static_cast<int>(peer), tag),
-      timeout_);
+  return message(CollectiveKind::kRecv, peer, tag, [&] {
+    return gloo_->recv(tensors, static_cast<int>(peer), tag);
+  });
 }
 
 std::shared_ptr<::gloo::transport::Device> make_device(bool one_host) {
@@ -380,13 +462,13 @@ std::unique_ptr<Collectives> make_gloo_collectives(const GroupSetup& setup) {
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    std::rethrow_exception(translated(
-        fmt::format(
+    const FailedCall call{
+        .where = fmt::format(
             "new_group [rank {}/{}, group {}]",
             setup.rank,
             setup.size(),
-            setup.name),
-        error));
+            setup.name)};
+    std::rethrow_exception(GlooFailure(setup).explain(call, error));
   }
 }
 

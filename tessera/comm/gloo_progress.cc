@@ -6,34 +6,20 @@
 namespace tessera {
 namespace {
 
-// Not every kind of work can be aborted; those end by their timeout.
-void abort_transfer(const WorkPtr& transfer) {
+std::string message_of(const std::exception_ptr& error) {
   try {
-    transfer->abort();
-  } catch (const std::exception&) {
-    return;
+    std::rethrow_exception(error);
+  } catch (const std::exception& known) {
+    return known.what();
   }
 }
 
 } // namespace
-
-std::exception_ptr translated(
-    const std::string& where, const std::exception& error) {
-  const std::string what = brief(error);
-  if (what.find("imed out") != std::string::npos ||
-      what.find("imeout") != std::string::npos) {
-    return std::make_exception_ptr(TimeoutError(
-        where + ": a peer did not answer in time; is it still running? (" +
-        what + ")"));
-  }
-  return std::make_exception_ptr(PeerError(
-      where +
-      ": a peer went away or called something else; look at its output (" +
-      what + ")"));
-}
-
-GlooProgress::GlooProgress(std::chrono::milliseconds timeout)
-    : timeout_(timeout), thread_([this] { run(); }) {}
+GlooProgress::GlooProgress(
+    std::chrono::milliseconds timeout, std::shared_ptr<GlooFailure> failure)
+    : timeout_(timeout),
+      failure_(std::move(failure)),
+      thread_([this] { run(); }) {}
 
 GlooProgress::~GlooProgress() {
   abort("the group ended");
@@ -46,30 +32,42 @@ GlooProgress::~GlooProgress() {
 }
 
 WorkPtr GlooProgress::start(c10::intrusive_ptr<GlooWork> work) {
-  const std::scoped_lock lock(mutex_);
-  if (!dead_.empty()) {
-    throw PeerError(
-        work->where_ + ": the group is dead; first error: " + dead_);
-  }
   try {
+    const std::scoped_lock lock(mutex_);
+    throw_if_dead(*work);
     work->transfers_ = work->stages_.front()();
+    works_.push_back(work);
+    changed_.notify_all();
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    dead_ = brief(error);
-    std::rethrow_exception(translated(work->where_, error));
+    const std::exception_ptr explained = explain(*work, error);
+    abort(message_of(explained));
+    std::rethrow_exception(explained);
   }
-  works_.push_back(work);
-  changed_.notify_all();
   return work;
+}
+
+// The mutex is held.
+void GlooProgress::throw_if_dead(const GlooWork& work) const {
+  if (!dead_.empty()) {
+    throw PeerError(work.where_ + ": the group is dead; first error: " + dead_);
+  }
+}
+
+std::exception_ptr GlooProgress::explain(
+    const GlooWork& work, const std::exception& error) const {
+  return failure_->explain(
+      {.where = work.where_, .seq = work.seq_, .suspect = work.awaited_},
+      error);
 }
 
 void GlooProgress::abort(const std::string& reason) {
   const std::scoped_lock lock(mutex_);
   dead_ = dead_.empty() ? reason : dead_;
   for (const auto& work : works_) {
-    for (const WorkPtr& transfer : work->transfers_) {
-      abort_transfer(transfer);
+    for (const GlooTransfer& transfer : work->transfers_) {
+      stop_transfer(*transfer.work);
     }
   }
 }
@@ -92,8 +90,8 @@ void GlooProgress::run() {
     } catch (const Error&) {
       failure = std::current_exception();
     } catch (const std::exception& error) {
-      failure = translated(work->where_, error);
-      abort(work->where_ + ": " + brief(error));
+      failure = explain(*work, error);
+      abort(message_of(failure));
     }
     {
       const std::scoped_lock lock(mutex_);
@@ -123,20 +121,20 @@ bool GlooProgress::advance(GlooWork& work) {
 }
 
 void GlooProgress::wait_for_transfers(GlooWork& work) {
-  std::vector<WorkPtr> transfers;
+  GlooWork::Transfers transfers;
   {
     const std::scoped_lock lock(mutex_);
-    if (!dead_.empty()) {
-      throw PeerError(
-          work.where_ + ": the group is dead; first error: " + dead_);
-    }
+    throw_if_dead(work);
     transfers = work.transfers_;
   }
-  for (const WorkPtr& transfer : transfers) {
-    if (!transfer->wait(timeout_)) {
-      throw PeerError(work.where_ + ": stopped before it was done");
+  for (const GlooTransfer& transfer : transfers) {
+    work.awaited_ = transfer.peer;
+    if (!transfer.work->wait(timeout_)) { // it was stopped
+      const std::scoped_lock lock(mutex_);
+      throw PeerError(work.where_ + ": " + dead_);
     }
   }
+  work.awaited_ = -1;
 }
 
 } // namespace tessera

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <tessera/comm/group.h>
+#include <tessera/comm/gloo_failure.h>
 
 #include <chrono>
 #include <condition_variable>
@@ -14,23 +14,32 @@
 
 namespace tessera {
 
+// A send or receive of a collective.
+struct GlooTransfer {
+  WorkPtr work;
+  int64_t peer; // inside the group
+};
+
 // One collective on its way. A stage starts transfers and returns them; the
 // next one runs when they have arrived. The first stage runs in the call.
 class GlooWork : public c10d::Work {
  public:
-  using Stage = std::function<std::vector<WorkPtr>()>;
+  using Transfers = std::vector<GlooTransfer>;
+  using Stage = std::function<Transfers()>;
 
   // `where` begins the messages of errors.
-  GlooWork(std::string where, std::vector<Stage> stages)
-      : where_(std::move(where)), stages_(std::move(stages)) {}
+  GlooWork(std::string where, uint64_t seq, std::vector<Stage> stages)
+      : where_(std::move(where)), seq_(seq), stages_(std::move(stages)) {}
 
  private:
   friend class GlooProgress;
 
   std::string where_;
+  uint64_t seq_;
   std::vector<Stage> stages_;
   std::size_t next_stage_ = 1;
-  std::vector<WorkPtr> transfers_; // of the running stage
+  Transfers transfers_; // of the running stage
+  int64_t awaited_ = -1; // the peer of the transfer that is waited for
 };
 
 // A thread that carries collectives through their stages, so that none waits
@@ -44,7 +53,8 @@ class GlooWork : public c10d::Work {
 // waits for a later stage, because it has got past that work's first one.
 class GlooProgress {
  public:
-  explicit GlooProgress(std::chrono::milliseconds timeout);
+  GlooProgress(
+      std::chrono::milliseconds timeout, std::shared_ptr<GlooFailure> failure);
   // Fails what is still on its way.
   ~GlooProgress();
   GlooProgress(const GlooProgress&) = delete;
@@ -60,8 +70,12 @@ class GlooProgress {
   void run();
   bool advance(GlooWork& work);
   void wait_for_transfers(GlooWork& work);
+  std::exception_ptr explain(
+      const GlooWork& work, const std::exception& error) const;
+  void throw_if_dead(const GlooWork& work) const;
 
   std::chrono::milliseconds timeout_;
+  std::shared_ptr<GlooFailure> failure_;
   std::mutex mutex_; // of all below, and of every work's transfers_
   std::condition_variable changed_;
   std::deque<c10::intrusive_ptr<GlooWork>> works_;
@@ -69,9 +83,5 @@ class GlooProgress {
   bool stopping_ = false;
   std::thread thread_;
 };
-
-// What gloo threw, as ours: TimeoutError or PeerError.
-std::exception_ptr translated(
-    const std::string& where, const std::exception& error);
 
 } // namespace tessera

@@ -4,7 +4,10 @@
 #include <tessera/base/error.h>
 #include <tessera/base/text.h>
 #include <tessera/comm/group_impl.h>
+#include <tessera/comm/profiler_range.h>
+#include <tessera/comm/record_impl.h>
 
+#include <atomic>
 #include <chrono>
 #include <numeric>
 
@@ -12,10 +15,6 @@ namespace tessera {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 class DoneWork : public c10d::Work {
  public:
@@ -30,17 +29,45 @@ class DoneWork : public c10d::Work {
   }
 };
 
+// Rethrows what a call of the group threw. An error that the peers have to do
+// with also says where this rank's calls were written.
+[[noreturn]] void rethrow_recorded(
+    RecordImpl& record, const RecordImpl::Ticket& ticket) {
+  try {
+    throw;
+  } catch (const TimeoutError& error) {
+    const std::string text = error.what();
+    throw TimeoutError(text + "; " + record.failed(ticket, text));
+  } catch (const PeerError& error) {
+    const std::string text = error.what();
+    throw PeerError(text + "; " + record.failed(ticket, text));
+  } catch (...) {
+    record.ended(ticket, CallState::kFailed);
+    throw;
+  }
+}
+
 // Adds the time spent in wait() to the event that the issue recorded.
 class RecordedWork : public c10d::Work {
  public:
-  RecordedWork(WorkPtr inner, const GroupImpl& group, uint64_t ticket)
+  RecordedWork(
+      WorkPtr inner,
+      const GroupImpl& group,
+      CollectiveKind kind,
+      const RecordImpl::Ticket& ticket)
       : inner_(std::move(inner)),
         record_(group.record),
         status_(group.status),
+        kind_(kind),
         ticket_(ticket) {}
 
   bool isCompleted() override {
-    return inner_->isCompleted();
+    const bool completed = inner_->isCompleted();
+    if (completed && !ended_ && inner_->isSuccess()) {
+      record_->impl().ended(ticket_, CallState::kCompleted);
+      ended_ = true;
+    }
+    return completed;
   }
   bool isSuccess() const override {
     return inner_->isSuccess();
@@ -56,9 +83,16 @@ class RecordedWork : public c10d::Work {
   }
   bool wait(std::chrono::milliseconds timeout) override {
     const WaitMark mark(status_.get());
+    const ProfilerRange range(kind_, "wait");
     const auto start = Clock::now();
-    const bool done = inner_->wait(timeout);
-    record_->add_seconds(ticket_, seconds_since(start));
+    bool done = false;
+    try {
+      done = inner_->wait(timeout);
+    } catch (...) {
+      rethrow_recorded(record_->impl(), ticket_);
+    }
+    record_->impl().waited(ticket_, start);
+    ended_ = true;
     return done;
   }
 
@@ -66,26 +100,48 @@ class RecordedWork : public c10d::Work {
   WorkPtr inner_;
   std::shared_ptr<Record> record_;
   std::shared_ptr<RankStatus> status_;
-  uint64_t ticket_;
+  CollectiveKind kind_;
+  RecordImpl::Ticket ticket_;
+  std::atomic<bool> ended_ = false;
 };
 
-// Runs one collective of more than one rank and records it.
+// Runs one collective or message of more than one rank and records it.
 template <typename Call>
 WorkPtr recorded(
-    const GroupImpl& group, CollectiveKind kind, int64_t bytes, Call&& call) {
+    const GroupImpl& group,
+    const CallDescription& description,
+    int64_t bytes,
+    Call&& call,
+    int32_t tag = 0) {
   const WaitMark mark(group.status.get());
+  const ProfilerRange range(description.kind, group.name);
   const auto start = Clock::now();
-  WorkPtr work = call(*group.collectives);
-  const uint64_t ticket = group.record->add(
-      {.kind = kind,
-       .axis = group.name,
-       .bytes = bytes,
-       .seconds = seconds_since(start),
-       .asker = AskerScope::current()});
-  if (work->isCompleted() && work->isSuccess()) {
+  RecordImpl& record = group.record->impl();
+  RecordImpl::Ticket ticket =
+      record.begin(group.record_group, description, tag, start);
+  WorkPtr work;
+  try {
+    work = call(*group.collectives);
+  } catch (...) {
+    rethrow_recorded(record, ticket);
+  }
+  const bool done = work->isCompleted() && work->isSuccess();
+  record.issued(
+      ticket, group.record_group, description.kind, bytes, start, done);
+  if (done) {
     return work;
   }
-  return c10::make_intrusive<RecordedWork>(std::move(work), group, ticket);
+  return c10::make_intrusive<RecordedWork>(
+      std::move(work), group, description.kind, ticket);
+}
+
+CallDescription call_with_root(
+    CollectiveKind kind, const at::Tensor& tensor, int64_t root) {
+  return {
+      .kind = kind,
+      .dtype = tensor.scalar_type(),
+      .root = root,
+      .shape = tensor.sizes()};
 }
 
 int64_t bytes_of(const at::Tensor& tensor) {
@@ -285,7 +341,12 @@ WorkPtr Group::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
   if (size() == 1) {
     return done_work();
   }
-  return recorded(*impl_, kKind, bytes_of(tensor), [&](Collectives& c) {
+  const CallDescription call{
+      .kind = kKind,
+      .dtype = tensor.scalar_type(),
+      .op = op,
+      .shape = tensor.sizes()};
+  return recorded(*impl_, call, bytes_of(tensor), [&](Collectives& c) {
     return c.all_reduce(tensor, op);
   });
 }
@@ -305,7 +366,9 @@ WorkPtr Group::reduce_scatter(
   if (size() == 1) {
     return copy_to_self(in, out);
   }
-  return recorded(*impl_, kKind, bytes_of(in), [&](Collectives& c) {
+  const CallDescription call{
+      .kind = kKind, .dtype = in.scalar_type(), .op = op, .counts = counts};
+  return recorded(*impl_, call, bytes_of(in), [&](Collectives& c) {
     return c.reduce_scatter(in, out, counts, op);
   });
 }
@@ -323,7 +386,9 @@ WorkPtr Group::all_gather(
   if (size() == 1) {
     return copy_to_self(in, out);
   }
-  return recorded(*impl_, kKind, bytes_of(out), [&](Collectives& c) {
+  const CallDescription call{
+      .kind = kKind, .dtype = in.scalar_type(), .counts = counts};
+  return recorded(*impl_, call, bytes_of(out), [&](Collectives& c) {
     return c.all_gather(in, out, counts);
   });
 }
@@ -342,7 +407,12 @@ WorkPtr Group::all_to_all(
   if (size() == 1) {
     return copy_to_self(in, out);
   }
-  return recorded(*impl_, kKind, bytes_of(in), [&](Collectives& c) {
+  const CallDescription call{
+      .kind = kKind,
+      .dtype = in.scalar_type(),
+      .counts = in_counts,
+      .out_counts = out_counts};
+  return recorded(*impl_, call, bytes_of(in), [&](Collectives& c) {
     return c.all_to_all(in, out, in_counts, out_counts);
   });
 }
@@ -354,9 +424,11 @@ WorkPtr Group::broadcast(const at::Tensor& tensor, int64_t root) const {
   if (size() == 1) {
     return done_work();
   }
-  return recorded(*impl_, kKind, bytes_of(tensor), [&](Collectives& c) {
-    return c.broadcast(tensor, root);
-  });
+  return recorded(
+      *impl_,
+      call_with_root(kKind, tensor, root),
+      bytes_of(tensor),
+      [&](Collectives& c) { return c.broadcast(tensor, root); });
 }
 
 WorkPtr Group::send(const at::Tensor& tensor, int64_t peer, int tag) const {
@@ -366,9 +438,12 @@ WorkPtr Group::send(const at::Tensor& tensor, int64_t peer, int tag) const {
   if (peer == rank()) {
     refuse(*impl_, kKind, "a rank cannot send to itself");
   }
-  return recorded(*impl_, kKind, bytes_of(tensor), [&](Collectives& c) {
-    return c.send(tensor, peer, tag);
-  });
+  return recorded(
+      *impl_,
+      call_with_root(kKind, tensor, peer),
+      bytes_of(tensor),
+      [&](Collectives& c) { return c.send(tensor, peer, tag); },
+      tag);
 }
 
 WorkPtr Group::recv(const at::Tensor& tensor, int64_t peer, int tag) const {
@@ -378,18 +453,21 @@ WorkPtr Group::recv(const at::Tensor& tensor, int64_t peer, int tag) const {
   if (peer == rank()) {
     refuse(*impl_, kKind, "a rank cannot receive from itself");
   }
-  return recorded(*impl_, kKind, bytes_of(tensor), [&](Collectives& c) {
-    return c.recv(tensor, peer, tag);
-  });
+  return recorded(
+      *impl_,
+      call_with_root(kKind, tensor, peer),
+      bytes_of(tensor),
+      [&](Collectives& c) { return c.recv(tensor, peer, tag); },
+      tag);
 }
 
 WorkPtr Group::barrier() const {
   if (size() == 1) {
     return done_work();
   }
-  return recorded(*impl_, CollectiveKind::kBarrier, 0, [](Collectives& c) {
-    return c.barrier();
-  });
+  const CallDescription call{
+      .kind = CollectiveKind::kBarrier, .shape = at::IntArrayRef{}};
+  return recorded(*impl_, call, 0, [](Collectives& c) { return c.barrier(); });
 }
 
 } // namespace tessera

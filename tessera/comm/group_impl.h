@@ -6,6 +6,7 @@
 #include <tessera/comm/rank_status.h>
 #include <tessera/comm/record.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,6 +21,7 @@ class GroupImpl {
   std::string name;
   std::string backend_name;
   std::shared_ptr<Record> record;
+  uint32_t record_group = 0; // what the record calls this group
   std::shared_ptr<RankStatus> status; // null without a launcher
   std::unique_ptr<Collectives> collectives;
 };

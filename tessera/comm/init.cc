@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <tessera/base/environment.h>
 #include <tessera/base/error.h>
+#include <tessera/comm/loopback.h>
 #include <tessera/comm/rendezvous.h>
 #include <tessera/comm/world_impl.h>
 
@@ -70,6 +71,15 @@ std::string chosen_backend(const InitOptions& options) {
   return backend;
 }
 
+bool debug_collectives(const InitOptions& options) {
+  const auto asked = environment("TESSERA_DEBUG_COLLECTIVES");
+  if (asked && *asked != "0" && *asked != "1") {
+    throw UsageError(fmt::format(
+        "init: TESSERA_DEBUG_COLLECTIVES={}, expected 0 or 1", *asked));
+  }
+  return asked ? *asked == "1" : options.debug_collectives;
+}
+
 c10::intrusive_ptr<c10d::Store> connect(
     int64_t rank, int64_t size, std::chrono::milliseconds timeout) {
   const auto address = environment("MASTER_ADDR");
@@ -85,6 +95,11 @@ c10::intrusive_ptr<c10d::Store> connect(
   // torchrun's agent may serve the store already; then every rank is a client.
   store_options.isServer = rank == 0 &&
       environment("TORCHELASTIC_USE_AGENT_STORE").value_or("") != "True";
+  if (store_options.isServer && is_loopback(*address)) {
+    // By itself the store would listen on every interface of the machine.
+    store_options.masterListenFd =
+        listen_on_loopback(*address, static_cast<uint16_t>(port));
+  }
   store_options.numWorkers = static_cast<std::size_t>(size);
   store_options.waitWorkers = false;
   store_options.timeout = timeout;
@@ -121,6 +136,7 @@ void place(WorldSetup& setup) {
 
 World init(const InitOptions& options) {
   WorldSetup setup;
+  setup.debug_collectives = debug_collectives(options);
   setup.backend = chosen_backend(options);
   setup.timeout = options.timeout;
   const bool launched = environment("RANK") || environment("WORLD_SIZE");

@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <compare>
 #include <cstdint>
-#include <deque>
-#include <map>
-#include <mutex>
-#include <optional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,14 +34,23 @@ struct CollectiveEvent {
                      // "optimizer.step", "from_local"
 };
 
-// The record of every collective that one rank took part in. Thread-safe: a
-// backward may run on other threads.
+class RecordImpl;
+
+// The record of every collective that one rank took part in: exact sums, single
+// events, and the last 1,000 calls with all that they were called with.
+// Thread-safe: a backward may run on other threads.
 class Record {
  public:
+  Record();
+  ~Record();
+  Record(const Record&) = delete;
+  Record& operator=(const Record&) = delete;
+
   // Returns a ticket with which the seconds of a later wait can be added.
-  uint64_t add(CollectiveEvent event);
+  uint64_t add(const CollectiveEvent& event);
   void add_seconds(uint64_t ticket, double seconds);
-  // Forgets everything; seconds of collectives still in flight are dropped.
+  // Forgets sums and events, not the last calls; seconds of collectives still
+  // in flight are dropped.
   void reset();
 
   // Sums over all events that match; an empty axis or asker matches all.
@@ -59,36 +64,32 @@ class Record {
       std::string_view asker = {}) const;
   int64_t total_count() const;
   double seconds() const;
-  std::vector<CollectiveEvent> events()
-      const; // since the last reset, oldest first; bounded, see record.cc
+  // Since the last reset, oldest first; the last 65,536.
+  std::vector<CollectiveEvent> events() const;
 
   // {"events": n, "by_kind": {"all_reduce": {"dp": {"count": 3, "bytes": 12,
   // "seconds": 0.1}}}}
   std::string json() const;
 
- private:
-  struct Key {
-    CollectiveKind kind;
-    std::string axis;
-    std::string asker;
-    // The check takes the 0 of a defaulted comparison for a pointer.
-    // NOLINTNEXTLINE(modernize-use-nullptr)
-    auto operator<=>(const Key&) const = default;
-  };
-  struct Totals {
-    int64_t count = 0;
-    int64_t bytes = 0;
-    double seconds = 0;
-  };
-  Totals sum(
-      std::optional<CollectiveKind> kind,
-      std::string_view axis,
-      std::string_view asker) const;
+  // The events as a trace that chrome://tracing and Perfetto open: one process
+  // per rank, one track per axis, times of the wall clock. A collective that
+  // was waited for later is as long as the time that was blocked in it.
+  std::string chrome_trace() const;
 
-  mutable std::mutex mutex_;
-  std::map<Key, Totals> totals_; // exact, however many events there were
-  std::deque<CollectiveEvent> events_;
-  uint64_t first_ticket_ = 0; // of events_.front()
+  // Writes this rank's last 1,000 calls to a file that `tessera comm dump`
+  // compares with the other ranks', and returns its path. It lies in the folder
+  // TESSERA_DUMP_DIR, or else in /tmp/tessera-<user id>, and is readable by its
+  // owner only; a later one replaces it. Every rank whose collective fails or
+  // times out writes it by itself. `reason` becomes part of it. Any thread, not
+  // collective. Throws IoError.
+  std::string write_calls(const std::string& reason = "asked for") const;
+
+  RecordImpl& impl() const {
+    return *impl_;
+  }
+
+ private:
+  std::unique_ptr<RecordImpl> impl_;
 };
 
 // Names who asks for the collectives that this thread issues while the scope

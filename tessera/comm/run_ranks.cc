@@ -188,6 +188,7 @@ void run_ranks(
         .backend = options.backend,
         .timeout = options.timeout,
         .store = store,
+        .debug_collectives = options.debug_collectives,
         .status = nullptr};
     threads.emplace_back([run, setup] {
       const auto cores =

@@ -15,6 +15,7 @@ struct RunRanksOptions {
       std::chrono::seconds(60); // of one collective
   std::chrono::milliseconds deadline =
       std::chrono::seconds(120); // of the whole function
+  bool debug_collectives = false; // as in InitOptions
 };
 
 // Runs `fn` on `n` threads, each a rank of one fresh world with a fair share of

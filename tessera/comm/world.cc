@@ -2,18 +2,66 @@
 #include <fmt/format.h>
 #include <tessera/base/error.h>
 #include <tessera/base/text.h>
+#include <tessera/comm/debug_collectives.h>
 #include <tessera/comm/gloo_backend.h>
+#include <tessera/comm/peer_watch.h>
+#include <tessera/comm/record_impl.h>
+#include <tessera/comm/rendezvous.h>
 #include <tessera/comm/shm_backend.h>
 #include <tessera/comm/world_impl.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <numeric>
+#include <random>
 #include <set>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 namespace tessera {
 
+namespace {
+
+// A name for this world that no other has, the same on all ranks.
+std::string job_name(const WorldSetup& setup) {
+  std::random_device random;
+  const std::string own = fmt::format("{:08x}{:08x}", random(), random());
+  if (setup.size == 1) {
+    return own;
+  }
+  try { // the first to come sets it
+    const auto name = setup.store->compareSet(
+        "job", {}, std::vector<uint8_t>(own.begin(), own.end()));
+    const bool good = name.size() == own.size() &&
+        std::ranges::all_of(name, [](uint8_t c) { return isxdigit(c) != 0; });
+    return good ? std::string(name.begin(), name.end()) // it names files
+                : throw IoError("\"job\" holds something else");
+  } catch (const std::exception& error) {
+    throw IoError(fmt::format(
+        "init [rank {}/{}]: the store does not answer ({})",
+        setup.rank,
+        setup.size,
+        brief(error)));
+  }
+}
+
+} // namespace
+
 WorldImpl::WorldImpl(WorldSetup setup) : setup_(std::move(setup)) {
+  record_->impl().set_owner(
+      {.job = job_name(setup_),
+       .rank = setup_.rank,
+       .size = setup_.size,
+       .host = host_name(),
+       .pid = getpid()});
+  if (setup_.backend != "shm" && setup_.size > 1) {
+    peers_ = PeerWatch::open(
+        {.store = setup_.store,
+         .rank = setup_.rank,
+         .size = setup_.size,
+         .timeout = setup_.timeout,
+         .machine = machine_identity()});
+  }
   std::vector<int64_t> everyone(static_cast<std::size_t>(setup_.size));
   std::iota(everyone.begin(), everyone.end(), int64_t{0});
   world_group_ = new_group(everyone, "world");
@@ -69,16 +117,24 @@ std::shared_ptr<GroupImpl> WorldImpl::make_group(
     const std::scoped_lock lock(groups_mutex_);
     prefix += fmt::format("#{}", groups_made_[prefix]++);
   }
+  impl->record_group = record_->impl().add_group(
+      {.id = prefix, .name = name, .world_ranks = impl->world_ranks});
   const GroupSetup group{
       .rank = impl->rank,
       .world_ranks = impl->world_ranks,
       .name = name,
+      .id = prefix,
       .timeout = setup_.timeout,
       .store = c10::make_intrusive<c10d::PrefixStore>(prefix, setup_.store),
-      .one_host = setup_.one_host};
+      .one_host = setup_.one_host,
+      .peers = peers_};
   impl->backend_name = setup_.backend;
   impl->collectives = setup_.backend == "shm" ? make_shm_collectives(group)
                                               : make_gloo_collectives(group);
+  if (setup_.debug_collectives && setup_.backend != "shm") {
+    impl->collectives =
+        make_debug_collectives(std::move(impl->collectives), group);
+  }
   return impl;
 }
 
@@ -112,6 +168,9 @@ void WorldImpl::close() {
       state_.erase(*type);
     }
     state_order_.clear();
+  }
+  if (peers_) {
+    peers_->leave(); // before the connections close
   }
   world_group_ = Group();
   if (setup_.status) {

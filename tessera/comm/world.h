@@ -75,6 +75,11 @@ struct InitOptions {
   std::string backend = "auto"; // "auto" (shm when all ranks share the machine,
                                 // else gloo), "shm", "gloo"
   std::chrono::milliseconds timeout = std::chrono::seconds(300);
+  // Compares every collective with the peers' before it runs, on backends that
+  // do not do so by themselves (all but shm): a mismatch is then an error on
+  // every rank that says who called what. Costs one small all_gather per call.
+  // TESSERA_DEBUG_COLLECTIVES=1 asks for the same. The same on all ranks.
+  bool debug_collectives = false;
 };
 
 // Finds the world: torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK,

@@ -14,6 +14,8 @@
 
 namespace tessera {
 
+class PeerWatch;
+
 // How one rank sees its job.
 struct WorldSetup {
   int64_t rank = 0;
@@ -23,6 +25,7 @@ struct WorldSetup {
   std::chrono::milliseconds timeout{}; // of one collective
   c10::intrusive_ptr<c10d::Store> store;
   bool one_host = true; // all ranks share this machine
+  bool debug_collectives = false;
   std::shared_ptr<RankStatus> status; // what a launcher sees; null without one
 };
 
@@ -31,9 +34,11 @@ struct GroupSetup {
   int64_t rank = 0; // inside the group
   std::vector<int64_t> world_ranks;
   std::string name;
+  std::string id; // unlike any other group's of this world, alike on its ranks
   std::chrono::milliseconds timeout{};
   c10::intrusive_ptr<c10d::Store> store; // the group's own names
   bool one_host = true;
+  std::shared_ptr<PeerWatch> peers; // all ranks of the world; null over shm
 
   int64_t size() const {
     return static_cast<int64_t>(world_ranks.size());
@@ -78,6 +83,7 @@ class WorldImpl {
   std::mutex groups_mutex_;
   std::map<std::string, int64_t> groups_made_; // by name and ranks
   std::vector<std::weak_ptr<GroupImpl>> groups_;
+  std::shared_ptr<PeerWatch> peers_;
   Group world_group_;
   std::recursive_mutex state_mutex_; // recursive: a room's state may ask for
                                      // another's while it is made

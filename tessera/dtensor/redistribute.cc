@@ -18,12 +18,14 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <tessera/base/error.h>
+#include <tessera/comm/profiler_range.h>
 #include <tessera/dtensor/dtensor.h>
 #include <tessera/dtensor/dtensor_impl.h>
 #include <tessera/dtensor/layout.h>
 
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 namespace tessera {
@@ -246,6 +248,10 @@ at::Tensor run_steps(
   c10::impl::ExcludeDispatchKeyGuard guard(
       c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   at::Tensor current = local;
+  std::optional<ProfilerRange> range;
+  if (!steps.empty()) {
+    range.emplace("redistribute");
+  }
   for (const RedistributionStep& step : steps) {
     StepRun run = start_step(current, step);
     if (run.work) {
@@ -272,6 +278,7 @@ void run_steps_into(
     const StepLayout layout = step_layout(steps[0]);
     if (destination.is_contiguous() && in_order(layout.recv) &&
         outermost(destination.sizes(), layout.recv_dim)) {
+      const ProfilerRange range("redistribute");
       group_of(steps[0])
           .all_gather(
               local.contiguous().view(-1),
@@ -326,6 +333,7 @@ PendingTensor redistribute_async(
   state->to = with_placements(spec_of(tensor), placements);
   state->steps = plan_redistribution(spec_of(tensor), state->to, CostModel());
   if (!state->steps.empty()) {
+    const ProfilerRange range("redistribute");
     state->first = start_step(state->source, state->steps[0]);
   }
   return PendingTensor(std::move(state));

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+#include <tessera/base/error.h>
+#include <tessera/base/text.h>
+#include <tessera/comm/call_header.h>
+#include <tessera/comm/debug_collectives.h>
+#include <tessera/comm/rank_text.h>
+#include <tessera/comm/rendezvous.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+namespace tessera {
+namespace {
+
+// What a rank sends, its header first; 2 * size counts follow it.
+struct Card {
+  CallHeader header;
+  int64_t pid;
+  std::array<char, 64> host;
+};
+
+// What a peer sent, after it was made sure that it can be described.
+class Cards {
+ public:
+  Cards(const at::Tensor& bytes, int64_t size) : size_(size) {
+    const auto* data = static_cast<const std::byte*>(bytes.const_data_ptr());
+    const auto each = static_cast<std::size_t>(bytes.numel() / size);
+    const auto n = static_cast<std::size_t>(2 * size);
+    for (std::size_t rank = 0; rank < static_cast<std::size_t>(size); ++rank) {
+      std::array<std::byte, sizeof(Card)> raw{};
+      std::memcpy(raw.data(), data + rank * each, raw.size());
+      std::byte& flag = raw[offsetof(CallHeader, has_op)];
+      flag = std::byte{flag != std::byte{0}}; // a bool can hold nothing else
+      Card card;
+      std::memcpy(&card, raw.data(), raw.size());
+      card.header.asker.back() = '\0';
+      card.host.back() = '\0';
+      cards_.push_back(card);
+      std::vector<int64_t> counts(n);
+      std::memcpy(
+          counts.data(),
+          data + rank * each + sizeof(Card),
+          n * sizeof(int64_t));
+      counts_.push_back(std::move(counts));
+    }
+  }
+
+  bool sound(int64_t rank) const {
+    const CallHeader& header = card(rank).header;
+    return header.kind <= CollectiveKind::kBarrier &&
+        header.op <= ReduceOp::kProduct && header.dtype >= 0 &&
+        header.dtype < static_cast<int8_t>(at::ScalarType::NumOptions) &&
+        header.ndim >= -1 &&
+        header.ndim <= static_cast<int64_t>(kMaxHeaderDims);
+  }
+
+  const Card& card(int64_t rank) const {
+    return cards_[static_cast<std::size_t>(rank)];
+  }
+  Announcement announcement(int64_t rank) const {
+    return {card(rank).header, {counts(rank), half()}, {takes(rank), half()}};
+  }
+  const int64_t* counts(int64_t rank) const {
+    return counts_[static_cast<std::size_t>(rank)].data();
+  }
+  const int64_t* takes(int64_t rank) const {
+    return counts(rank) + size_;
+  }
+
+ private:
+  std::size_t half() const {
+    return static_cast<std::size_t>(size_);
+  }
+
+  int64_t size_;
+  std::vector<Card> cards_;
+  std::vector<std::vector<int64_t>> counts_;
+};
+
+class DebugCollectives : public Collectives {
+ public:
+  DebugCollectives(std::unique_ptr<Collectives> inner, const GroupSetup& setup)
+      : inner_(std::move(inner)),
+        rank_(setup.rank),
+        world_ranks_(setup.world_ranks),
+        name_(setup.name),
+        host_(host_name()) {}
+
+  WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op) override {
+    compare(
+        {.kind = CollectiveKind::kAllReduce,
+         .dtype = tensor.scalar_type(),
+         .op = op,
+         .shape = tensor.sizes()});
+    return inner_->all_reduce(tensor, op);
+  }
+
+  WorkPtr reduce_scatter(
+      const at::Tensor& in,
+      const at::Tensor& out,
+      std::span<const int64_t> counts,
+      ReduceOp op) override {
+    compare(
+        {.kind = CollectiveKind::kReduceScatter,
+         .dtype = in.scalar_type(),
+         .op = op,
+         .counts = counts});
+    return inner_->reduce_scatter(in, out, counts, op);
+  }
+
+  WorkPtr all_gather(
+      const at::Tensor& in,
+      const at::Tensor& out,
+      std::span<const int64_t> counts) override {
+    compare(
+        {.kind = CollectiveKind::kAllGather,
+         .dtype = in.scalar_type(),
+         .counts = counts});
+    return inner_->all_gather(in, out, counts);
+  }
+
+  WorkPtr all_to_all(
+      const at::Tensor& in,
+      const at::Tensor& out,
+      std::span<const int64_t> in_counts,
+      std::span<const int64_t> out_counts) override {
+    compare(
+        {.kind = CollectiveKind::kAllToAll,
+         .dtype = in.scalar_type(),
+         .counts = in_counts,
+         .out_counts = out_counts});
+    return inner_->all_to_all(in, out, in_counts, out_counts);
+  }
+
+  WorkPtr broadcast(const at::Tensor& tensor, int64_t root) override {
+    compare(
+        {.kind = CollectiveKind::kBroadcast,
+         .dtype = tensor.scalar_type(),
+         .root = root,
+         .shape = tensor.sizes()});
+    return inner_->broadcast(tensor, root);
+  }
+
+  WorkPtr send(const at::Tensor& tensor, int64_t peer, int tag) override {
+    return inner_->send(tensor, peer, tag);
+  }
+  WorkPtr recv(const at::Tensor& tensor, int64_t peer, int tag) override {
+    return inner_->recv(tensor, peer, tag);
+  }
+
+  WorkPtr barrier() override {
+    compare({.kind = CollectiveKind::kBarrier, .shape = at::IntArrayRef{}});
+    return inner_->barrier();
+  }
+
+  at::Tensor allocate(
+      at::IntArrayRef sizes, const at::TensorOptions& options) override {
+    return inner_->allocate(sizes, options);
+  }
+
+  c10::intrusive_ptr<c10d::Backend> backend() override {
+    return inner_->backend();
+  }
+  void abort(const std::string& reason) override {
+    inner_->abort(reason);
+  }
+  void leave() override {
+    inner_->leave();
+  }
+
+ private:
+  int64_t size() const {
+    return static_cast<int64_t>(world_ranks_.size());
+  }
+  std::string where(CollectiveKind kind) const {
+    return fmt::format(
+        "{} [rank {}/{}, group {}, seq {}]",
+        name_of(kind),
+        rank_,
+        size(),
+        name_,
+        seq_);
+  }
+  std::string who(const Cards& cards, int64_t rank) const {
+    const Card& card = cards.card(rank);
+    return rank_text(
+        rank,
+        world_ranks_[static_cast<std::size_t>(rank)],
+        card.pid,
+        card.host.data());
+  }
+
+  void compare(const CallDescription& call);
+  at::Tensor own_card(const CallDescription& call) const;
+  void compare_headers(const Cards& cards);
+  void compare_pairs(const Cards& cards);
+  [[noreturn]] void fail(CollectiveKind kind, const std::string& text);
+
+  std::unique_ptr<Collectives> inner_;
+  int64_t rank_;
+  std::vector<int64_t> world_ranks_;
+  std::string name_;
+  std::string host_;
+  std::mutex mutex_; // of all below
+  uint64_t seq_ = 0;
+  std::string dead_; // the first error
+};
+
+at::Tensor DebugCollectives::own_card(const CallDescription& call) const {
+  Card card{};
+  card.header = header_of(call, seq_);
+  card.pid = getpid();
+  copy_text(card.host.data(), card.host.size(), host_);
+  const auto counts_bytes = 2 * size() * int64_t{sizeof(int64_t)};
+  const at::Tensor bytes =
+      at::empty({int64_t{sizeof(Card)} + counts_bytes}, at::kByte);
+  auto* data = static_cast<std::byte*>(bytes.mutable_data_ptr());
+  std::memset(data, 0, bytes.nbytes());
+  std::memcpy(data, &card, sizeof(Card));
+  std::byte* counts = data + sizeof(Card);
+  if (!call.counts.empty()) {
+    std::memcpy(counts, call.counts.data(), call.counts.size_bytes());
+  }
+  if (!call.out_counts.empty()) {
+    std::memcpy(
+        counts + counts_bytes / 2,
+        call.out_counts.data(),
+        call.out_counts.size_bytes());
+  }
+  return bytes;
+}
+
+void DebugCollectives::compare(const CallDescription& call) {
+  const std::scoped_lock lock(mutex_);
+  if (!dead_.empty()) {
+    throw PeerError(
+        where(call.kind) + ": the group is dead; first error: " + dead_);
+  }
+  ++seq_;
+  const at::Tensor own = own_card(call);
+  const at::Tensor all = at::empty({size() * own.numel()}, at::kByte);
+  const std::vector<int64_t> each(
+      static_cast<std::size_t>(size()), own.numel());
+  const auto context = [&](const Error& error) {
+    dead_ = where(call.kind) + ", comparing calls: " + error.what();
+    return dead_;
+  };
+  try {
+    inner_->all_gather(own, all, each)->wait();
+  } catch (const TimeoutError& error) {
+    throw TimeoutError(context(error));
+  } catch (const PeerError& error) {
+    throw PeerError(context(error));
+  }
+  const Cards cards(all, size());
+  compare_headers(cards);
+  if (call.kind == CollectiveKind::kAllToAll) {
+    compare_pairs(cards);
+  }
+}
+
+void DebugCollectives::compare_headers(const Cards& cards) {
+  const Announcement mine = cards.announcement(rank_);
+  const CollectiveKind kind = mine.header.kind;
+  for (int64_t peer = 0; peer < size(); ++peer) {
+    if (!cards.sound(peer)) {
+      fail(kind, fmt::format("rank {} sent bytes that describe no call", peer));
+    }
+    const Announcement theirs = cards.announcement(peer);
+    const char* mismatch = find_mismatch(mine, theirs);
+    if (mismatch != nullptr) {
+      fail(
+          kind,
+          fmt::format(
+              "{} here, {} on {} (its seq {}); {} must match",
+              describe(mine),
+              describe(theirs),
+              who(cards, peer),
+              theirs.header.seq,
+              mismatch));
+    }
+  }
+}
+
+void DebugCollectives::compare_pairs(const Cards& cards) {
+  for (int64_t from = 0; from < size(); ++from) {
+    for (int64_t to = 0; to < size(); ++to) {
+      const int64_t gives = cards.counts(from)[to];
+      const int64_t takes = cards.takes(to)[from];
+      if (gives != takes) {
+        fail(
+            CollectiveKind::kAllToAll,
+            fmt::format(
+                "{} gives {} elements to {}, which takes {}; counts must match",
+                who(cards, from),
+                gives,
+                who(cards, to),
+                takes));
+      }
+    }
+  }
+}
+
+void DebugCollectives::fail(CollectiveKind kind, const std::string& text) {
+  dead_ = where(kind) + ": " + text;
+  throw PeerError(dead_);
+}
+
+} // namespace
+
+std::unique_ptr<Collectives> make_debug_collectives(
+    std::unique_ptr<Collectives> inner, const GroupSetup& setup) {
+  return std::make_unique<DebugCollectives>(std::move(inner), setup);
+}
+
+} // namespace tessera
