@@ -257,6 +257,43 @@ TEST(Program, AComparisonNeedsAFewSteps) {
   EXPECT_THAT(ran.err, testing::HasSubstr("expected at least 10"));
 }
 
+TEST(Program, RunStartsAFailedJobAgain) {
+  const Ran ran = run(
+      {"run",
+       "-n",
+       "1",
+       "--restarts",
+       "2",
+       "/bin/sh",
+       "-c",
+       "echo run $TESSERA_RESTART; test $TESSERA_RESTART = 1"});
+  EXPECT_EQ(ran.code, 0);
+  EXPECT_EQ(ran.out, "[0] run 0\n[0] run 1\n");
+}
+
+TEST(Program, TrainTracesItsCollectives) {
+  const TestFile text(std::string(20000, 'x'));
+  const TestFile trace("");
+  ASSERT_EQ(
+      run({"train",
+           "--data",
+           text.path(),
+           "--model",
+           "tiny",
+           "--steps",
+           "1",
+           "--batch",
+           "2",
+           "--seq",
+           "16",
+           "--trace",
+           trace.path()})
+          .code,
+      0);
+  std::ifstream file(trace.path());
+  EXPECT_TRUE(nlohmann::json::parse(file).at("traceEvents").is_array());
+}
+
 TEST(Program, DumpShowsWhereTheRanksDiffer) {
   const std::string folder =
       testing::TempDir() + "tessera_dump_" + std::to_string(getpid());

@@ -36,7 +36,7 @@ void declare_run_command(
           *restarts,
           "How often a job that failed is started again; TESSERA_RESTART tells "
           "it the count")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole_number(0));
   command->prefix_command(); // what follows the first argument that is no
                              // option of ours belongs to the program
   command->callback([command, ranks, restarts, after_marker, &exit_code] {

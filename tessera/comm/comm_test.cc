@@ -101,9 +101,10 @@ TEST_P(OnEveryWorld, EverythingOverGlooInTheDebugMode) {
   run_ranks(
       GetParam(),
       [](World world) {
-        check_reductions(world, 1001, at::kBFloat16, ReduceOp::kSum);
-        check_movements(world, 1000, at::kInt);
-        check_all_to_all(world, 5);
+        check_reductions(world.group(), 1001, at::kBFloat16, ReduceOp::kSum);
+        check_movements(world.group(), 1000, at::kInt);
+        check_all_to_all(world.group(), 5);
+        check_random_sequences(world, 1, 3);
         world.group().barrier()->wait();
       },
       {.backend = "gloo", .debug_collectives = true});

@@ -172,7 +172,7 @@ uint64_t FlightRecord::begin(
   }
   const bool message =
       call.kind == CollectiveKind::kSend || call.kind == CollectiveKind::kRecv;
-  uint64_t& calls = groups_[group].calls;
+  uint64_t& calls = groups_.at(group).calls;
   calls += message ? 0 : 1;
   FlightCall& slot = ring_[next_ % kCalls];
   slot.header = header_of(call, calls);

@@ -116,14 +116,19 @@ class GlooCollectives : public Collectives {
         timeout_(setup.timeout),
         peers_(setup.peers),
         failure_(std::make_shared<GlooFailure>(setup)),
-        progress_(setup.timeout, failure_),
-        listener_(peers_->add_listener([this](int64_t world_rank) {
-          if (failure_->in_group(world_rank)) {
-            stop(failure_->end_of(world_rank));
-          }
-        })) {}
+        progress_(setup.timeout, failure_) {
+    if (peers_) {
+      listener_ = peers_->add_listener([this](int64_t world_rank) {
+        if (failure_->in_group(world_rank)) {
+          stop(failure_->end_of(world_rank));
+        }
+      });
+    }
+  }
   ~GlooCollectives() override {
-    peers_->remove_listener(listener_);
+    if (peers_) {
+      peers_->remove_listener(listener_);
+    }
   }
   GlooCollectives(const GlooCollectives&) = delete;
   GlooCollectives& operator=(const GlooCollectives&) = delete;
@@ -152,11 +157,15 @@ class GlooCollectives : public Collectives {
     return gloo_;
   }
   void abort(const std::string& reason) override {
-    peers_->fail(reason);
+    if (peers_) {
+      peers_->fail(reason);
+    }
     stop(reason);
   }
   void leave() override {
-    peers_->leave(); // and this rank's sockets close
+    if (peers_) {
+      peers_->leave();
+    } // and this rank's sockets close
   }
 
  private:
@@ -221,7 +230,7 @@ class GlooCollectives : public Collectives {
   std::shared_ptr<PeerWatch> peers_;
   std::shared_ptr<GlooFailure> failure_;
   GlooProgress progress_; // its thread uses the others
-  uint64_t listener_; // last: it uses all
+  uint64_t listener_ = 0;
 };
 
 // Sends gives[r] to every other rank r and receives takes[r] from it.

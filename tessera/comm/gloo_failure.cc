@@ -49,14 +49,18 @@ std::exception_ptr GlooFailure::explain(
       : world_ranks_[static_cast<std::size_t>(call.suspect)];
   const bool only_suspect = call.message && timed_out && suspect >= 0;
   const CallPlace place{.group = group_, .seq = only_suspect ? 0 : call.seq};
-  Culprit culprit = peers_->find(
-      only_suspect ? std::span<const int64_t>(&suspect, 1)
-                   : std::span<const int64_t>(world_ranks_),
-      suspect,
-      timed_out,
-      place);
+  Culprit culprit{.late = timed_out, .text = {}};
+  if (peers_) {
+    culprit = peers_->find(
+        only_suspect ? std::span<const int64_t>(&suspect, 1)
+                     : std::span<const int64_t>(world_ranks_),
+        suspect,
+        timed_out,
+        place);
+  }
   if (culprit.text.empty()) {
-    culprit.text = suspect < 0 ? "a peer" : peers_->describe(suspect);
+    culprit.text =
+        suspect < 0 || !peers_ ? "a peer" : peers_->describe(suspect);
     culprit.text += timed_out
         ? ", did not answer in time; is it still running?"
         : ", went away or called something else; look at its output";
@@ -78,7 +82,9 @@ bool GlooFailure::in_group(int64_t world_rank) const {
 }
 
 void GlooFailure::note(CollectiveKind kind, uint64_t seq) const {
-  peers_->note(kind, {.group = group_, .seq = seq});
+  if (peers_) {
+    peers_->note(kind, {.group = group_, .seq = seq});
+  }
 }
 
 void GlooFailure::add_message(c10d::Work* work) {

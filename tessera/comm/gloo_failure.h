@@ -30,7 +30,7 @@ class GlooFailure {
   // TimeoutError or PeerError. May block for two seconds, see PeerWatch::find.
   std::exception_ptr explain(
       const FailedCall& call, const std::exception& error) const;
-  // Who is behind the end of this rank (of the world).
+  // Who is behind the end of this rank (of the world), which the watch told.
   std::string end_of(int64_t world_rank) const;
   bool in_group(int64_t world_rank) const;
   void note(CollectiveKind kind, uint64_t seq) const;

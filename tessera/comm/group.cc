@@ -4,6 +4,7 @@
 #include <tessera/base/error.h>
 #include <tessera/base/text.h>
 #include <tessera/comm/group_impl.h>
+#include <tessera/comm/peer_watch.h>
 #include <tessera/comm/profiler_range.h>
 #include <tessera/comm/record_impl.h>
 
@@ -29,18 +30,33 @@ class DoneWork : public c10d::Work {
   }
 };
 
+// Tells the other ranks' watches, and the file's name to the error. A failure
+// that was found to be another's is told already.
+template <typename Failure>
+[[noreturn]] void rethrow_failure(
+    const Failure& error,
+    const std::shared_ptr<PeerWatch>& peers,
+    RecordImpl& record,
+    const RecordImpl::Ticket& ticket) {
+  const std::string text = error.what();
+  if (peers) {
+    peers->fail(text);
+  }
+  throw Failure(text + "; " + record.failed(ticket, text));
+}
+
 // Rethrows what a call of the group threw. An error that the peers have to do
 // with also says where this rank's calls were written.
 [[noreturn]] void rethrow_recorded(
-    RecordImpl& record, const RecordImpl::Ticket& ticket) {
+    const std::shared_ptr<PeerWatch>& peers,
+    RecordImpl& record,
+    const RecordImpl::Ticket& ticket) {
   try {
     throw;
   } catch (const TimeoutError& error) {
-    const std::string text = error.what();
-    throw TimeoutError(text + "; " + record.failed(ticket, text));
+    rethrow_failure(error, peers, record, ticket);
   } catch (const PeerError& error) {
-    const std::string text = error.what();
-    throw PeerError(text + "; " + record.failed(ticket, text));
+    rethrow_failure(error, peers, record, ticket);
   } catch (...) {
     record.ended(ticket, CallState::kFailed);
     throw;
@@ -58,6 +74,7 @@ class RecordedWork : public c10d::Work {
       : inner_(std::move(inner)),
         record_(group.record),
         status_(group.status),
+        peers_(group.peers),
         kind_(kind),
         ticket_(ticket) {}
 
@@ -89,7 +106,7 @@ class RecordedWork : public c10d::Work {
     try {
       done = inner_->wait(timeout);
     } catch (...) {
-      rethrow_recorded(record_->impl(), ticket_);
+      rethrow_recorded(peers_, record_->impl(), ticket_);
     }
     record_->impl().waited(ticket_, start);
     ended_ = true;
@@ -100,6 +117,7 @@ class RecordedWork : public c10d::Work {
   WorkPtr inner_;
   std::shared_ptr<Record> record_;
   std::shared_ptr<RankStatus> status_;
+  std::shared_ptr<PeerWatch> peers_;
   CollectiveKind kind_;
   RecordImpl::Ticket ticket_;
   std::atomic<bool> ended_ = false;
@@ -123,7 +141,7 @@ WorkPtr recorded(
   try {
     work = call(*group.collectives);
   } catch (...) {
-    rethrow_recorded(record, ticket);
+    rethrow_recorded(group.peers, record, ticket);
   }
   const bool done = work->isCompleted() && work->isSuccess();
   record.issued(

@@ -13,6 +13,8 @@
 
 namespace tessera {
 
+class PeerWatch;
+
 // What a Group handle points at. `collectives` is null for a group of one.
 class GroupImpl {
  public:
@@ -23,6 +25,7 @@ class GroupImpl {
   std::shared_ptr<Record> record;
   uint32_t record_group = 0; // what the record calls this group
   std::shared_ptr<RankStatus> status; // null without a launcher
+  std::shared_ptr<PeerWatch> peers; // may be null
   std::unique_ptr<Collectives> collectives;
 };
 

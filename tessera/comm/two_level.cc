@@ -289,6 +289,7 @@ GroupSetup part_of(
         whole.world_ranks[static_cast<std::size_t>(rank)]);
   }
   part.name = whole.name + "/" + name;
+  part.id = whole.id + "/" + name;
   part.store = c10::make_intrusive<c10d::PrefixStore>(name, whole.store);
   return part;
 }

@@ -5,6 +5,7 @@
 #include <tessera/comm/conformance.h>
 #include <tessera/comm/gloo_backend.h>
 #include <tessera/comm/group_impl.h>
+#include <tessera/comm/record_impl.h>
 #include <tessera/comm/run_ranks.h>
 #include <tessera/comm/shm_backend.h>
 #include <tessera/comm/two_level.h>
@@ -32,6 +33,8 @@ Group spread(const World& world, const Counts& hosts) {
   impl->name = setup.name;
   impl->backend_name = "two-level";
   impl->record = std::make_shared<Record>();
+  impl->record_group = impl->record->impl().add_group(
+      {.id = setup.name, .name = setup.name, .world_ranks = setup.world_ranks});
   impl->collectives = make_two_level_collectives(
       setup, HostMap(hosts), make_shm_collectives, make_gloo_collectives);
   return Group(std::move(impl));

@@ -108,6 +108,7 @@ std::shared_ptr<GroupImpl> WorldImpl::make_group(
   impl->name = name;
   impl->record = record_;
   impl->status = setup_.status;
+  impl->peers = peers_;
   if (impl->world_ranks.size() == 1) {
     impl->backend_name = "single";
     return impl;

@@ -38,7 +38,7 @@ struct GroupSetup {
   std::chrono::milliseconds timeout{};
   c10::intrusive_ptr<c10d::Store> store; // the group's own names
   bool one_host = true;
-  std::shared_ptr<PeerWatch> peers; // all ranks of the world; null over shm
+  std::shared_ptr<PeerWatch> peers; // all ranks of the world; may be null
 
   int64_t size() const {
     return static_cast<int64_t>(world_ranks.size());
