@@ -2,8 +2,7 @@
 #include <fmt/format.h>
 #include <tessera/base/error.h>
 #include <tessera/base/text.h>
-#include <tessera/comm/gloo_backend.h>
-#include <tessera/comm/shm_backend.h>
+#include <tessera/comm/backends.h>
 #include <tessera/comm/world_impl.h>
 
 #include <algorithm>
@@ -14,6 +13,9 @@
 namespace tessera {
 
 WorldImpl::WorldImpl(WorldSetup setup) : setup_(std::move(setup)) {
+  if (setup_.size > 1) {
+    make_ = open_backend(setup_.backend, setup_);
+  }
   std::vector<int64_t> everyone(static_cast<std::size_t>(setup_.size));
   std::iota(everyone.begin(), everyone.end(), int64_t{0});
   world_group_ = new_group(everyone, "world");
@@ -77,8 +79,7 @@ std::shared_ptr<GroupImpl> WorldImpl::make_group(
       .store = c10::make_intrusive<c10d::PrefixStore>(prefix, setup_.store),
       .one_host = setup_.one_host};
   impl->backend_name = setup_.backend;
-  impl->collectives = setup_.backend == "shm" ? make_shm_collectives(group)
-                                              : make_gloo_collectives(group);
+  impl->collectives = make_(group);
   return impl;
 }
 
