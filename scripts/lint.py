@@ -19,7 +19,7 @@ LONGEST_FILE = 500
 LONGEST_TEST = 1000
 LONGEST_FUNCTION = 70
 GROUP_SIZE = 12
-HEADER_FILTER = r"/tessera/[a-z]+/[a-z0-9_]+[.](h|cc)$"
+HEADER_FILTER = r"/tessera/[a-z]+/(mpi/)?[a-z0-9_]+[.](h|cc)$"
 LICENCE = "SPDX-License-Identifier: Apache-2.0"
 
 
@@ -84,7 +84,8 @@ def groups_of(paths):
     for path in paths:
         names = hidden_names(path)
         for group in groups:
-            if not group["names"] & names and len(group["paths"]) < GROUP_SIZE:
+            together = group["paths"][0].parent == path.parent  # one folder, one set of flags
+            if together and not group["names"] & names and len(group["paths"]) < GROUP_SIZE:
                 break
         else:
             group = {"names": set(), "paths": []}

@@ -14,6 +14,7 @@ fail() { printf '%s\n' "$*" >&2; exit 1; }
 packages=(
   ca-certificates g++ cmake ninja-build ccache python3 python3-venv
   libcli11-dev libfmt-dev libspdlog-dev nlohmann-json3-dev libgtest-dev libgmock-dev libbenchmark-dev libgloo-dev
+  openmpi-bin libopenmpi-dev mpich libmpich-dev
 )
 
 setup_packages() {

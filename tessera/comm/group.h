@@ -38,7 +38,7 @@ class Group {
       const; // the mesh axis that the group serves, or "world"
   const std::vector<int64_t>& world_ranks() const;
   const std::string& backend_name()
-      const; // "shm", "gloo", or "single" for a group of one
+      const; // "shm", "gloo", "mpi", or "single" for one
   c10::intrusive_ptr<c10d::Backend> backend() const;
 
   // An uninitialised, contiguous CPU tensor in the memory that this group's

@@ -1,72 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
+// How a process finds its world: by the variables of what launched it, or by
+// MPI. The ranks then meet at a store that rank 0 serves, see who shares a
+// machine with whom, and make the group of all.
+//
+// torchrun says where the store is, and srun lets it be worked out. mpirun and
+// mpiexec say nothing of the kind: there rank 0 takes a free port and the
+// others learn of it through MPI. MPI itself is asked too, because a program
+// that runs with another MPI library than its launcher's is, to that library, a
+// world of one.
 #include <fmt/format.h>
 #include <tessera/base/environment.h>
 #include <tessera/base/error.h>
-#include <tessera/comm/loopback.h>
+#include <tessera/comm/backends.h>
+#include <tessera/comm/job.h>
+#include <tessera/comm/mpi_loader.h>
 #include <tessera/comm/rendezvous.h>
+#include <tessera/comm/store.h>
 #include <tessera/comm/world_impl.h>
 
-#include <array>
+#include <algorithm>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#include <utility>
 
 namespace tessera {
 namespace {
 
-constexpr const char* kTorchrunVariables =
-    "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT (and LOCAL_RANK)";
-
-// A launcher that sets its own variables and not torchrun's.
-void refuse_other_launchers() {
-  static constexpr std::array<std::pair<const char*, const char*>, 4> kForeign =
-      {{{"OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun"},
-        {"PMI_SIZE", "MPICH's mpiexec"},
-        {"MPI_LOCALNRANKS", "Hydra's mpiexec"},
-        {"SLURM_NTASKS", "srun"}}};
-  for (const auto& [variable, launcher] : kForeign) {
-    const auto value = environment(variable);
-    if (value && *value != "1") {
-      throw UsageError(fmt::format(
-          "init: {}={} says that {} started this; joining its world is not "
-          "built yet; start the ranks with `tessera run -n N` or torchrun, "
-          "or set {}",
-          variable,
-          *value,
-          launcher,
-          kTorchrunVariables));
-    }
-  }
-}
-
-int64_t required_int(const std::string& name) {
-  const auto value = environment_int(name);
-  if (!value) {
-    throw UsageError(fmt::format(
-        "init: {} is not set though others of {} are; set all or none",
-        name,
-        kTorchrunVariables));
-  }
-  return *value;
-}
-
-int64_t ranged(
-    const std::string& name, int64_t value, int64_t low, int64_t high) {
-  if (value < low || value > high) {
-    throw UsageError(
-        fmt::format("init: {}={}, expected {} to {}", name, value, low, high));
-  }
-  return value;
-}
+constexpr const char* kLoopback = "127.0.0.1";
 
 std::string chosen_backend(const InitOptions& options) {
   std::string backend =
       environment("TESSERA_BACKEND").value_or(options.backend);
-  if (backend != "auto" && backend != "shm" && backend != "gloo") {
-    throw UsageError(fmt::format(
-        "init: backend '{}', expected auto, shm or gloo; see InitOptions and "
-        "TESSERA_BACKEND",
-        backend));
+  if (backend != "auto") {
+    check_backend_name("init (InitOptions, TESSERA_BACKEND)", backend);
   }
   return backend;
 }
@@ -80,45 +44,133 @@ bool debug_collectives(const InitOptions& options) {
   return asked ? *asked == "1" : options.debug_collectives;
 }
 
-c10::intrusive_ptr<c10d::Store> connect(
-    int64_t rank, int64_t size, std::chrono::milliseconds timeout) {
-  const auto address = environment("MASTER_ADDR");
-  if (!address) {
+bool by_mpi_launcher(const std::optional<Job>& job) {
+  return job &&
+      (job->launcher == JobLauncher::kOpenMpi ||
+       job->launcher == JobLauncher::kHydra);
+}
+
+bool store_is_named() {
+  return environment("MASTER_ADDR") && environment("MASTER_PORT");
+}
+
+bool wants_mpi(
+    const InitOptions& options,
+    const std::optional<Job>& job,
+    const std::string& backend) {
+  if (options.mpi_communicator || (job && job->size > 1 && backend == "mpi")) {
+    return true;
+  }
+  if (job && job->launcher == JobLauncher::kTorchrun) {
+    return false;
+  }
+  return program_runs_mpi() ||
+      (by_mpi_launcher(job) && job->size > 1 && !store_is_named());
+}
+
+// What the variables say of the job must be what MPI says of it.
+void check_against_mpi(const Job& job, const MpiSession& session) {
+  if (job.size != session.job_size()) {
     throw UsageError(fmt::format(
-        "init: MASTER_ADDR is not set though others of {} are; set all or none",
-        kTorchrunVariables));
-  }
-  const int64_t port =
-      ranged("MASTER_PORT", required_int("MASTER_PORT"), 1, 65535);
-  c10d::TCPStoreOptions store_options;
-  store_options.port = static_cast<uint16_t>(port);
-  // torchrun's agent may serve the store already; then every rank is a client.
-  store_options.isServer = rank == 0 &&
-      environment("TORCHELASTIC_USE_AGENT_STORE").value_or("") != "True";
-  if (store_options.isServer && is_loopback(*address)) {
-    // By itself the store would listen on every interface of the machine.
-    store_options.masterListenFd =
-        listen_on_loopback(*address, static_cast<uint16_t>(port));
-  }
-  store_options.numWorkers = static_cast<std::size_t>(size);
-  store_options.waitWorkers = false;
-  store_options.timeout = timeout;
-  try {
-    return c10::make_intrusive<c10d::TCPStore>(*address, store_options);
-  } catch (const std::exception& error) {
-    throw IoError(fmt::format(
-        "init [rank {}/{}]: cannot reach the store at {}:{}; is rank 0 up and "
-        "the port free? ({})",
-        rank,
-        size,
-        *address,
-        port,
-        brief(error)));
+        "init: {} set {}, but MPI_COMM_WORLD has {} here: the MPI library in "
+        "this process is not the launcher's; start it by the mpirun or mpiexec "
+        "of that library, or choose the plug-in by TESSERA_MPI_PLUGIN",
+        name_of(job.launcher),
+        job.found,
+        session.job_size()));
   }
 }
 
+std::shared_ptr<MpiSession> open_session(
+    const InitOptions& options, const std::optional<Job>& job) {
+  auto session = open_mpi_session(
+      {.communicator = options.mpi_communicator, .timeout = options.timeout});
+  if (job) {
+    check_against_mpi(*job, *session);
+  }
+  if (job && !options.mpi_communicator && job->rank != session->rank()) {
+    throw UsageError(fmt::format(
+        "init: {} made this rank {}, MPI made it rank {}; start it by one "
+        "launcher",
+        name_of(job->launcher),
+        job->rank,
+        session->rank()));
+  }
+  return session;
+}
+
+c10::intrusive_ptr<c10d::Store> store_at(
+    StoreAddress address, bool serves, std::chrono::milliseconds timeout) {
+  return serves ? serve_store(address, timeout) : join_store(address, timeout);
+}
+
+StoreAddress named_address() {
+  const auto host = environment("MASTER_ADDR");
+  const auto port = environment_int("MASTER_PORT");
+  if (!host || !port) {
+    throw UsageError(fmt::format(
+        "init: {} is not set though RANK and WORLD_SIZE are; set all or none",
+        host ? "MASTER_PORT" : "MASTER_ADDR"));
+  }
+  return {*host, checked_port("MASTER_PORT", *port)};
+}
+
+// Rank 0 takes a free port and tells the others, or why it could not.
+c10::intrusive_ptr<c10d::Store> store_through_mpi(
+    MpiSession& session, std::chrono::milliseconds timeout) {
+  const auto machines = session.exchange(machine_identity());
+  const bool one_host = std::all_of(
+      machines.begin(), machines.end(), [&machines](const std::string& one) {
+        return one == machines.front();
+      });
+  constexpr const char* kFailed = "!";
+  c10::intrusive_ptr<c10d::Store> store;
+  std::string told;
+  if (session.rank() == 0) {
+    try {
+      StoreAddress address{environment("MASTER_ADDR")
+                               .value_or(one_host ? kLoopback : own_address())};
+      store = serve_store(address, timeout);
+      told = fmt::format("{} {}", address.port, address.host);
+    } catch (const std::exception& error) {
+      told = kFailed + std::string(error.what());
+    }
+  }
+  told = session.exchange(told).front();
+  if (told.starts_with(kFailed)) {
+    throw IoError(told.substr(1));
+  }
+  if (session.rank() != 0) {
+    const auto space = told.find(' ');
+    store = join_store(
+        {told.substr(space + 1),
+         checked_port("port of rank 0", std::stoll(told))},
+        timeout);
+  }
+  return store;
+}
+
+c10::intrusive_ptr<c10d::Store> find_store(
+    const WorldSetup& setup, const std::optional<Job>& job) {
+  const bool first = setup.rank == 0;
+  if (job && job->launcher == JobLauncher::kTorchrun && !setup.mpi) {
+    // torchrun's agent may serve the store already.
+    const bool agent_serves =
+        environment("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
+    return store_at(named_address(), first && !agent_serves, setup.timeout);
+  }
+  if (setup.mpi) {
+    return store_through_mpi(*setup.mpi, setup.timeout);
+  }
+  if (job && job->launcher == JobLauncher::kSlurm) {
+    const auto [host, port] = slurm_rendezvous();
+    return store_at({host, port}, first, setup.timeout);
+  }
+  return store_at(named_address(), first, setup.timeout);
+}
+
 // Fills in what follows from who shares a machine with whom.
-void place(WorldSetup& setup) {
+void place(WorldSetup& setup, const std::optional<Job>& job) {
   const auto key = [](int64_t rank) { return fmt::format("machine/{}", rank); };
   const std::string own = machine_identity();
   setup.store->set(key(setup.rank), own);
@@ -129,7 +181,27 @@ void place(WorldSetup& setup) {
     setup.one_host = setup.one_host && same;
     before += same && peer < setup.rank ? 1 : 0;
   }
-  setup.local_rank = environment_int("LOCAL_RANK").value_or(before);
+  setup.local_rank = job ? job->local_rank.value_or(before) : before;
+}
+
+void settle_backend(WorldSetup& setup, const std::optional<Job>& job) {
+  if (setup.backend == "shm" && !setup.one_host) {
+    throw UsageError(fmt::format(
+        "init [rank {}/{}]: backend shm needs all ranks on one machine (one "
+        "host and PID namespace), these are on several; use gloo, mpi or auto",
+        setup.rank,
+        setup.size));
+  }
+  if (setup.backend == "auto") {
+    const bool mpi = setup.mpi &&
+        (by_mpi_launcher(job) || !job); // a communicator without a launcher
+    setup.backend = setup.one_host ? "shm" : mpi ? "mpi" : "gloo";
+  }
+}
+
+bool is_alone(const WorldSetup& setup, const std::optional<Job>& job) {
+  const bool named = job && job->launcher == JobLauncher::kTorchrun;
+  return setup.size == 1 && !named;
 }
 
 } // namespace
@@ -139,32 +211,29 @@ World init(const InitOptions& options) {
   setup.debug_collectives = debug_collectives(options);
   setup.backend = chosen_backend(options);
   setup.timeout = options.timeout;
-  const bool launched = environment("RANK") || environment("WORLD_SIZE");
-  if (!launched) {
-    refuse_other_launchers();
+  const std::optional<Job> job = find_job();
+  if (job) {
+    setup.rank = job->rank;
+    setup.size = job->size;
+  }
+  if (wants_mpi(options, job, setup.backend)) {
+    setup.mpi = open_session(options, job);
+    setup.rank = setup.mpi->rank();
+    setup.size = setup.mpi->size();
+  }
+  if (is_alone(setup, job)) {
     setup.backend = "shm"; // a world of one uses none
     setup.store = c10::make_intrusive<c10d::HashStore>();
     return World(std::make_shared<WorldImpl>(std::move(setup)));
   }
-  setup.size = ranged("WORLD_SIZE", required_int("WORLD_SIZE"), 1, 1 << 20);
-  setup.rank = ranged("RANK", required_int("RANK"), 0, setup.size - 1);
   setup.status = find_rank_status(setup.rank, setup.size);
   const WaitMark mark(setup.status.get());
   if (setup.status) {
     setup.status->phase.store(RankPhase::kJoined);
   }
-  setup.store = connect(setup.rank, setup.size, setup.timeout);
-  place(setup);
-  if (setup.backend == "shm" && !setup.one_host) {
-    throw UsageError(fmt::format(
-        "init [rank {}/{}]: backend shm needs all ranks on one machine (one "
-        "host and PID namespace), these are on several; use gloo or auto",
-        setup.rank,
-        setup.size));
-  }
-  if (setup.backend == "auto") {
-    setup.backend = setup.one_host ? "shm" : "gloo";
-  }
+  setup.store = find_store(setup, job);
+  place(setup, job);
+  settle_backend(setup, job);
   return World(std::make_shared<WorldImpl>(setup));
 }
 

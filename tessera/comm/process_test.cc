@@ -459,10 +459,6 @@ class InitVariables : public testing::Test {
           "LOCAL_RANK",
           "MASTER_ADDR",
           "MASTER_PORT",
-          "OMPI_COMM_WORLD_SIZE",
-          "PMI_SIZE",
-          "MPI_LOCALNRANKS",
-          "SLURM_NTASKS",
           "TESSERA_BACKEND"}) {
       unsetenv(name);
     }
@@ -478,19 +474,6 @@ TEST_F(InitVariables, NoneMakeAWorldOfOne) {
   const World world = init();
   EXPECT_EQ(world.size(), 1);
   EXPECT_EQ(world.group().backend_name(), "single");
-}
-
-TEST_F(InitVariables, OtherLaunchersAreNotBuiltYet) {
-  for (const char* name :
-       {"OMPI_COMM_WORLD_SIZE",
-        "PMI_SIZE",
-        "MPI_LOCALNRANKS",
-        "SLURM_NTASKS"}) {
-    setenv(name, "2", 1);
-    expect_refused(name);
-    expect_refused("not built yet");
-    unsetenv(name);
-  }
 }
 
 TEST_F(InitVariables, IncompleteOrNonsensicalAreRefused) {

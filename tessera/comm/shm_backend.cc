@@ -41,6 +41,7 @@
 // could be trusted.
 #include <fmt/format.h>
 #include <tessera/base/error.h>
+#include <tessera/comm/c10d_adapter.h>
 #include <tessera/comm/shm_backend.h>
 #include <tessera/comm/shm_c10d.h>
 #include <tessera/comm/shm_engine.h>
@@ -50,8 +51,8 @@ namespace {
 
 class ShmCollectives : public Collectives {
  public:
-  ShmCollectives(std::shared_ptr<ShmEngine> engine, const GroupSetup& setup)
-      : engine_(std::move(engine)), rank_(setup.rank), size_(setup.size()) {}
+  ShmCollectives(std::shared_ptr<ShmEngine> engine, int64_t rank, int64_t size)
+      : engine_(std::move(engine)), rank_(rank), size_(size) {}
 
   WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op) override {
     engine_->all_reduce(tensor, op);
@@ -108,7 +109,11 @@ class ShmCollectives : public Collectives {
   }
 
   c10::intrusive_ptr<c10d::Backend> backend() override {
-    return make_shm_c10d_backend(engine_, rank_, size_);
+    return make_c10d_backend(
+        "shm",
+        std::make_shared<ShmCollectives>(engine_, rank_, size_),
+        rank_,
+        size_);
   }
 
   void abort(const std::string& reason) override {
@@ -131,7 +136,9 @@ std::unique_ptr<Collectives> make_shm_collectives(const GroupSetup& setup) {
   auto window =
       ShmWindow::open(setup.store, setup.rank, setup.size(), setup.timeout);
   return std::make_unique<ShmCollectives>(
-      std::make_shared<ShmEngine>(std::move(window), setup), setup);
+      std::make_shared<ShmEngine>(std::move(window), setup),
+      setup.rank,
+      setup.size());
 }
 
 } // namespace tessera

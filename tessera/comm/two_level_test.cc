@@ -24,9 +24,11 @@ Group spread(const World& world, const Counts& hosts) {
       .rank = world.rank(),
       .world_ranks = world.group().world_ranks(),
       .name = "spread",
+      .id = "spread",
       .timeout = world.impl()->setup().timeout,
       .store = c10::make_intrusive<c10d::PrefixStore>("spread", world.store()),
-      .one_host = true};
+      .one_host = true,
+      .peers = nullptr};
   auto impl = std::make_shared<GroupImpl>();
   impl->rank = setup.rank;
   impl->world_ranks = setup.world_ranks;

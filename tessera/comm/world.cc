@@ -2,12 +2,11 @@
 #include <fmt/format.h>
 #include <tessera/base/error.h>
 #include <tessera/base/text.h>
+#include <tessera/comm/backends.h>
 #include <tessera/comm/debug_collectives.h>
-#include <tessera/comm/gloo_backend.h>
 #include <tessera/comm/peer_watch.h>
 #include <tessera/comm/record_impl.h>
 #include <tessera/comm/rendezvous.h>
-#include <tessera/comm/shm_backend.h>
 #include <tessera/comm/world_impl.h>
 #include <unistd.h>
 
@@ -54,6 +53,9 @@ WorldImpl::WorldImpl(WorldSetup setup) : setup_(std::move(setup)) {
        .size = setup_.size,
        .host = host_name(),
        .pid = getpid()});
+  if (setup_.size > 1) {
+    make_ = open_backend(setup_.backend, setup_);
+  }
   if (setup_.backend != "shm" && setup_.size > 1) {
     peers_ = PeerWatch::open(
         {.store = setup_.store,
@@ -130,8 +132,7 @@ std::shared_ptr<GroupImpl> WorldImpl::make_group(
       .one_host = setup_.one_host,
       .peers = peers_};
   impl->backend_name = setup_.backend;
-  impl->collectives = setup_.backend == "shm" ? make_shm_collectives(group)
-                                              : make_gloo_collectives(group);
+  impl->collectives = make_(group);
   if (setup_.debug_collectives && setup_.backend != "shm") {
     impl->collectives =
         make_debug_collectives(std::move(impl->collectives), group);

@@ -72,9 +72,14 @@ class World {
 };
 
 struct InitOptions {
-  std::string backend = "auto"; // "auto" (shm when all ranks share the machine,
-                                // else gloo), "shm", "gloo"
+  // "shm", "gloo", "mpi", or "auto": shm when all ranks share the machine, else
+  // mpi where mpirun or mpiexec started them or they came with a communicator,
+  // else gloo. The variable TESSERA_BACKEND overrides it.
+  std::string backend = "auto";
   std::chrono::milliseconds timeout = std::chrono::seconds(300);
+  // Of a program that runs MPI itself: MPI_Comm_c2f of the communicator whose
+  // ranks make the world. It is duplicated; the program keeps it.
+  std::optional<int> mpi_communicator = std::nullopt;
   // Compares every collective with the peers' before it runs, on backends that
   // do not do so by themselves (all but shm): a mismatch is then an error on
   // every rank that says who called what. Costs one small all_gather per call.
@@ -82,9 +87,14 @@ struct InitOptions {
   bool debug_collectives = false;
 };
 
-// Finds the world: torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK,
-// MASTER_ADDR, MASTER_PORT), else a world of one. Collective over the job.
-// Blocks until all ranks have met. Throws UsageError, TimeoutError, IoError.
+// Finds the world: the communicator in `options`; else the variables of
+// torchrun and `tessera run` (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
+// MASTER_PORT), of Open MPI's mpirun (OMPI_COMM_WORLD_*), of MPICH's mpiexec
+// (PMI_*, MPI_LOCAL*) or of srun (SLURM_*); else MPI_COMM_WORLD where the
+// program has initialised MPI; else a world of one. Under mpirun and mpiexec it
+// initialises MPI unless the program has, and finalises at exit what it has
+// initialised. Collective over the job. Blocks until all ranks have met. Throws
+// UsageError, TimeoutError, PeerError, IoError.
 World init(const InitOptions& options = {});
 
 } // namespace tessera

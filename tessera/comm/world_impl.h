@@ -6,6 +6,7 @@
 #include <tessera/comm/world.h>
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
@@ -14,6 +15,7 @@
 
 namespace tessera {
 
+class MpiSession;
 class PeerWatch;
 
 // How one rank sees its job.
@@ -21,12 +23,13 @@ struct WorldSetup {
   int64_t rank = 0;
   int64_t size = 1;
   int64_t local_rank = 0;
-  std::string backend; // "shm", "gloo"
+  std::string backend; // see backends.h
   std::chrono::milliseconds timeout{}; // of one collective
   c10::intrusive_ptr<c10d::Store> store;
   bool one_host = true; // all ranks share this machine
   bool debug_collectives = false;
   std::shared_ptr<RankStatus> status; // what a launcher sees; null without one
+  std::shared_ptr<MpiSession> mpi = nullptr; // where MPI connects the ranks
 };
 
 // What a group's backend is made from.
@@ -79,6 +82,8 @@ class WorldImpl {
       std::vector<int64_t> world_ranks, const std::string& name);
 
   WorldSetup setup_;
+  // Makes groups; empty in a world of one.
+  std::function<std::unique_ptr<Collectives>(const GroupSetup&)> make_;
   std::shared_ptr<Record> record_ = std::make_shared<Record>();
   std::mutex groups_mutex_;
   std::map<std::string, int64_t> groups_made_; // by name and ranks
