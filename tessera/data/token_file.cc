@@ -86,10 +86,10 @@ void TokenFile::read(int64_t offset, std::span<int64_t> out) const {
   const auto count = static_cast<int64_t>(out.size());
   if (offset < 0 || offset > size_ || count > size_ - offset) {
     throw UsageError(fmt::format(
-        "data [{}]: tokens {} to {} asked for, the file has {}",
+        "data [{}]: {} tokens from {} on asked for, the file has {}",
         path_,
+        count,
         offset,
-        offset + count,
         size_));
   }
   const unsigned char* in = bytes_ + offset * token_bytes_;
