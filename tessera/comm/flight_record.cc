@@ -21,6 +21,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kFolderVariable = "TESSERA_DUMP_DIR";
+constexpr std::size_t kMostFiles = 1024; // in the user's own folder
 
 int64_t nanoseconds(FlightRecord::Clock::time_point time) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -101,10 +102,33 @@ std::string private_folder() {
   return path;
 }
 
+// Of the files in the user's own folder only the newest stay: nobody else
+// tidies it up.
+void forget_old_files(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::vector<std::pair<fs::file_time_type, fs::path>> files;
+  std::error_code error; // others may remove files at the same time
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    if (entry.path().filename().string().starts_with("flight.")) {
+      files.emplace_back(entry.last_write_time(error), entry.path());
+    }
+  }
+  if (files.size() <= kMostFiles) {
+    return;
+  }
+  const auto old = static_cast<std::ptrdiff_t>(files.size() - kMostFiles);
+  std::nth_element(files.begin(), files.begin() + old, files.end());
+  for (auto file = files.begin(); file != files.begin() + old; ++file) {
+    fs::remove(file->second, error);
+  }
+}
+
 std::string folder() {
   const auto named = environment(kFolderVariable);
   if (!named) {
-    return private_folder();
+    std::string own = private_folder();
+    forget_old_files(own);
+    return own;
   }
   std::error_code error;
   std::filesystem::create_directories(*named, error);

@@ -100,8 +100,9 @@ std::string flight_json(const FlightRecord& record, std::string_view reason);
 
 // Writes `text` into the folder named by TESSERA_DUMP_DIR, which is made when
 // it is not there, else into /tmp/tessera-<user id>, which must belong to this
-// user alone. The file is readable by this user only and replaces an older one
-// of the same rank and job. Returns its path. Throws IoError.
+// user alone and of whose files the newest 1,024 or so stay. The file is
+// readable by this user only and replaces an older one of the same rank and
+// job. Returns its path. Throws IoError.
 std::string write_flight_file(const FlightOwner& owner, std::string_view text);
 
 } // namespace tessera

@@ -63,7 +63,6 @@ class Folder {
   std::string path_;
 };
 
-
 void reduce(const World& world, int64_t numel) {
   world.group().all_reduce(at::ones({numel}), ReduceOp::kSum)->wait();
 }
@@ -174,6 +173,30 @@ TEST(FlightFiles, TheDefaultFolderIsTheUsersAlone) {
     EXPECT_EQ(status.st_mode & 0777, 0700U);
     unlink(path.c_str());
   });
+}
+
+TEST(FlightFiles, OnlyTheNewestStayInTheDefaultFolder) {
+  unsetenv("TESSERA_DUMP_DIR");
+  const std::string folder = fmt::format("/tmp/tessera-{}", geteuid());
+  const FlightOwner owner{.job = "0123456789abcdef", .host = "box"};
+  unlink(write_flight_file(owner, "{}").c_str()); // makes the folder
+  const auto old = std::filesystem::file_time_type::clock::now() -
+      std::chrono::hours(24 * 365);
+  for (int i = 0; i < 1100; ++i) {
+    const std::string path = fmt::format("{}/flight.test.{}", folder, i);
+    std::ofstream(path) << "old";
+    std::filesystem::last_write_time(path, old);
+  }
+  const std::string kept = write_flight_file(owner, "{}");
+  std::size_t old_files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().filename().string().starts_with("flight.test.")) {
+      ++old_files;
+      std::filesystem::remove(entry.path());
+    }
+  }
+  EXPECT_LE(old_files, 1024U);
+  EXPECT_EQ(unlink(kept.c_str()), 0);
 }
 
 TEST(FlightFiles, AFolderThatCannotBeMadeDoesNotHideTheError) {
