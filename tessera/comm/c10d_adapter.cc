@@ -372,6 +372,19 @@ class CollectivesBackend : public c10d::Backend {
     return counted(collectives_->barrier());
   }
 
+  bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override {
+    return true;
+  }
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override {
+    return collectives_->allocate({size}, options);
+  }
+  std::shared_ptr<c10::Allocator> getMemAllocator() override {
+    c10::Allocator* const own = collectives_->allocator();
+    return {
+        own != nullptr ? own : c10::GetAllocator(c10::DeviceType::CPU),
+        [](c10::Allocator*) {}}; // both live as long as the process
+  }
+
   uint64_t getSequenceNumberForGroup() override {
     return seq_;
   }

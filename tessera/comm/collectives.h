@@ -42,6 +42,17 @@ class Collectives {
   // An uninitialised tensor in the memory that this backend moves fastest.
   virtual at::Tensor allocate(
       at::IntArrayRef sizes, const at::TensorOptions& options);
+  // What allocates that memory, living as long as the process; null: torch's.
+  virtual c10::Allocator* allocator() {
+    return nullptr;
+  }
+
+  // The same group for calls that return at once and go on beside the program,
+  // in the order of all its calls. Backends whose calls always do return
+  // themselves.
+  virtual Collectives& background() {
+    return *this;
+  }
 
   virtual c10::intrusive_ptr<c10d::Backend> backend() = 0;
   // This rank failed: whoever waits for it in this group shall fail too, as

@@ -25,6 +25,7 @@
 #include <tessera/comm/gloo_progress.h>
 #include <tessera/comm/peer_watch.h>
 #include <tessera/comm/reduce_kernels.h>
+#include <tessera/comm/store.h>
 
 #include <atomic>
 #include <cstring>
@@ -452,8 +453,9 @@ std::shared_ptr<::gloo::transport::Device> make_device(bool one_host) {
   if (interface) {
     return c10d::ProcessGroupGloo::createDeviceForInterface(*interface);
   }
-  return one_host ? c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1")
-                  : c10d::ProcessGroupGloo::createDefaultDevice();
+  return one_host
+      ? c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1")
+      : c10d::ProcessGroupGloo::createDeviceForHostname(own_address());
 }
 
 } // namespace

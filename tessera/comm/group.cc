@@ -127,6 +127,7 @@ class RecordedWork : public c10d::Work {
 template <typename Call>
 WorkPtr recorded(
     const GroupImpl& group,
+    bool in_background,
     const CallDescription& description,
     int64_t bytes,
     Call&& call,
@@ -139,7 +140,8 @@ WorkPtr recorded(
       record.begin(group.record_group, description, tag, start);
   WorkPtr work;
   try {
-    work = call(*group.collectives);
+    work = call(
+        in_background ? group.collectives->background() : *group.collectives);
   } catch (...) {
     rethrow_recorded(group.peers, record, ticket);
   }
@@ -338,7 +340,15 @@ const std::string& Group::backend_name() const {
 }
 
 c10::intrusive_ptr<c10d::Backend> Group::backend() const {
-  return impl_->collectives ? impl_->collectives->backend() : nullptr;
+  if (!impl_->collectives) {
+    return nullptr;
+  }
+  return in_background_ ? impl_->collectives->background().backend()
+                        : impl_->collectives->backend();
+}
+
+Group Group::background() const {
+  return Group(impl_, /*in_background=*/true);
 }
 
 at::Tensor Collectives::allocate(
@@ -364,9 +374,10 @@ WorkPtr Group::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
       .dtype = tensor.scalar_type(),
       .op = op,
       .shape = tensor.sizes()};
-  return recorded(*impl_, call, bytes_of(tensor), [&](Collectives& c) {
-    return c.all_reduce(tensor, op);
-  });
+  return recorded(
+      *impl_, in_background_, call, bytes_of(tensor), [&](Collectives& c) {
+        return c.all_reduce(tensor, op);
+      });
 }
 
 WorkPtr Group::reduce_scatter(
@@ -386,9 +397,10 @@ WorkPtr Group::reduce_scatter(
   }
   const CallDescription call{
       .kind = kKind, .dtype = in.scalar_type(), .op = op, .counts = counts};
-  return recorded(*impl_, call, bytes_of(in), [&](Collectives& c) {
-    return c.reduce_scatter(in, out, counts, op);
-  });
+  return recorded(
+      *impl_, in_background_, call, bytes_of(in), [&](Collectives& c) {
+        return c.reduce_scatter(in, out, counts, op);
+      });
 }
 
 WorkPtr Group::all_gather(
@@ -406,9 +418,10 @@ WorkPtr Group::all_gather(
   }
   const CallDescription call{
       .kind = kKind, .dtype = in.scalar_type(), .counts = counts};
-  return recorded(*impl_, call, bytes_of(out), [&](Collectives& c) {
-    return c.all_gather(in, out, counts);
-  });
+  return recorded(
+      *impl_, in_background_, call, bytes_of(out), [&](Collectives& c) {
+        return c.all_gather(in, out, counts);
+      });
 }
 
 WorkPtr Group::all_to_all(
@@ -430,9 +443,10 @@ WorkPtr Group::all_to_all(
       .dtype = in.scalar_type(),
       .counts = in_counts,
       .out_counts = out_counts};
-  return recorded(*impl_, call, bytes_of(in), [&](Collectives& c) {
-    return c.all_to_all(in, out, in_counts, out_counts);
-  });
+  return recorded(
+      *impl_, in_background_, call, bytes_of(in), [&](Collectives& c) {
+        return c.all_to_all(in, out, in_counts, out_counts);
+      });
 }
 
 WorkPtr Group::broadcast(const at::Tensor& tensor, int64_t root) const {
@@ -444,6 +458,7 @@ WorkPtr Group::broadcast(const at::Tensor& tensor, int64_t root) const {
   }
   return recorded(
       *impl_,
+      in_background_,
       call_with_root(kKind, tensor, root),
       bytes_of(tensor),
       [&](Collectives& c) { return c.broadcast(tensor, root); });
@@ -458,6 +473,7 @@ WorkPtr Group::send(const at::Tensor& tensor, int64_t peer, int tag) const {
   }
   return recorded(
       *impl_,
+      in_background_,
       call_with_root(kKind, tensor, peer),
       bytes_of(tensor),
       [&](Collectives& c) { return c.send(tensor, peer, tag); },
@@ -473,6 +489,7 @@ WorkPtr Group::recv(const at::Tensor& tensor, int64_t peer, int tag) const {
   }
   return recorded(
       *impl_,
+      in_background_,
       call_with_root(kKind, tensor, peer),
       bytes_of(tensor),
       [&](Collectives& c) { return c.recv(tensor, peer, tag); },
@@ -485,7 +502,9 @@ WorkPtr Group::barrier() const {
   }
   const CallDescription call{
       .kind = CollectiveKind::kBarrier, .shape = at::IntArrayRef{}};
-  return recorded(*impl_, call, 0, [](Collectives& c) { return c.barrier(); });
+  return recorded(*impl_, in_background_, call, 0, [](Collectives& c) {
+    return c.barrier();
+  });
 }
 
 } // namespace tessera

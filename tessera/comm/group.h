@@ -30,7 +30,8 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 class Group {
  public:
   Group() = default;
-  explicit Group(std::shared_ptr<GroupImpl> impl) : impl_(std::move(impl)) {}
+  explicit Group(std::shared_ptr<GroupImpl> impl, bool in_background = false)
+      : impl_(std::move(impl)), in_background_(in_background) {}
 
   int64_t rank() const; // of this process or thread inside the group
   int64_t size() const;
@@ -40,6 +41,13 @@ class Group {
   const std::string& backend_name()
       const; // "shm", "gloo", "mpi", or "single" for one
   c10::intrusive_ptr<c10d::Backend> backend() const;
+
+  // The same group for calls that return at once and go on beside the program,
+  // on backends (shm) whose calls else do their work before they return: for
+  // overlapping communication with computation. Costs a thread and a hand-over
+  // per call. The Work must be waited for before its tensors are used or freed.
+  // Calls of both kinds keep the order in which the program makes them.
+  Group background() const;
 
   // An uninitialised, contiguous CPU tensor in the memory that this group's
   // backend moves fastest; over shm, peers then read and write it in place
@@ -78,6 +86,7 @@ class Group {
 
  private:
   std::shared_ptr<GroupImpl> impl_;
+  bool in_background_ = false;
 };
 
 } // namespace tessera

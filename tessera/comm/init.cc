@@ -19,6 +19,7 @@
 #include <tessera/comm/world_impl.h>
 
 #include <algorithm>
+#include <map>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 namespace tessera {
@@ -176,11 +177,13 @@ void place(WorldSetup& setup, const std::optional<Job>& job) {
   setup.store->set(key(setup.rank), own);
   meet_at_store(*setup.store, "init", setup.rank, setup.size, setup.timeout);
   int64_t before = 0;
+  std::map<std::string, int64_t> first_on; // by machine
   for (int64_t peer = 0; peer < setup.size; ++peer) {
-    const bool same = setup.store->get_to_str(key(peer)) == own;
-    setup.one_host = setup.one_host && same;
-    before += same && peer < setup.rank ? 1 : 0;
+    const std::string machine = setup.store->get_to_str(key(peer));
+    setup.hosts.push_back(first_on.emplace(machine, peer).first->second);
+    before += machine == own && peer < setup.rank ? 1 : 0;
   }
+  setup.one_host = first_on.size() == 1;
   setup.local_rank = job ? job->local_rank.value_or(before) : before;
 }
 
@@ -196,6 +199,7 @@ void settle_backend(WorldSetup& setup, const std::optional<Job>& job) {
     const bool mpi = setup.mpi &&
         (by_mpi_launcher(job) || !job); // a communicator without a launcher
     setup.backend = setup.one_host ? "shm" : mpi ? "mpi" : "gloo";
+    setup.by_host = !setup.one_host;
   }
 }
 

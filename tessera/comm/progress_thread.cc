@@ -83,6 +83,9 @@ class ProgressThread::QueuedWork : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
+ProgressThread::ProgressThread(int64_t rank, int64_t size)
+    : rank_(rank), size_(size) {}
+
 ProgressThread::~ProgressThread() {
   {
     const std::scoped_lock lock(mutex_);
@@ -100,6 +103,7 @@ WorkPtr ProgressThread::submit(
       c10::make_intrusive<QueuedWork>(std::move(call), std::move(results));
   {
     const std::scoped_lock lock(mutex_);
+    used_.store(true, std::memory_order_relaxed);
     queue_.push_back(work);
     if (!thread_.joinable()) {
       thread_ = std::thread([this, compute = at::get_num_threads()] {
@@ -114,6 +118,9 @@ WorkPtr ProgressThread::submit(
 }
 
 void ProgressThread::drain() {
+  if (!used_.load(std::memory_order_relaxed)) {
+    return;
+  }
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return queue_.empty(); });
 }

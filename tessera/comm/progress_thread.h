@@ -3,6 +3,7 @@
 
 #include <tessera/comm/group.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -19,7 +20,7 @@ namespace tessera {
 // the group's ranks needs, it keeps to one of these. Thread-safe.
 class ProgressThread {
  public:
-  ProgressThread(int64_t rank, int64_t size) : rank_(rank), size_(size) {}
+  ProgressThread(int64_t rank, int64_t size);
   ~ProgressThread(); // runs what is queued first
   ProgressThread(const ProgressThread&) = delete;
   ProgressThread& operator=(const ProgressThread&) = delete;
@@ -28,7 +29,8 @@ class ProgressThread {
   // throws. `results` are what the Work's future holds, and are kept alive. The
   // call is asked for by the asker of this thread's AskerScope.
   WorkPtr submit(std::function<void()> call, std::vector<at::Tensor> results);
-  // Returns when nothing is queued or running.
+  // Returns when nothing is queued or running. Costs next to nothing while
+  // nothing was ever submitted.
   void drain();
 
  private:
@@ -42,6 +44,7 @@ class ProgressThread {
   std::condition_variable changed_;
   std::deque<c10::intrusive_ptr<QueuedWork>> queue_; // the first one runs
   bool ending_ = false;
+  std::atomic<bool> used_ = false;
   std::thread thread_;
 };
 

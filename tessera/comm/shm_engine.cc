@@ -5,6 +5,7 @@
 #include <tessera/base/error.h>
 #include <tessera/base/text.h>
 #include <tessera/comm/call_header.h>
+#include <tessera/comm/progress_thread.h>
 #include <tessera/comm/rendezvous.h>
 #include <tessera/comm/shm_engine.h>
 #include <tessera/comm/shm_futex.h>
@@ -247,7 +248,7 @@ void ShmEngine::wait_for_peers() {
     }
     return missing == size_;
   };
-  for (int spin = 0; spin < spins_; ++spin) {
+  for (int spin = 0; spin < spins_ && !waits_quietly(); ++spin) {
     if (all_here()) {
       return;
     }

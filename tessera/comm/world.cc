@@ -7,6 +7,8 @@
 #include <tessera/comm/peer_watch.h>
 #include <tessera/comm/record_impl.h>
 #include <tessera/comm/rendezvous.h>
+#include <tessera/comm/shm_backend.h>
+#include <tessera/comm/two_level.h>
 #include <tessera/comm/world_impl.h>
 #include <unistd.h>
 
@@ -131,13 +133,35 @@ std::shared_ptr<GroupImpl> WorldImpl::make_group(
       .store = c10::make_intrusive<c10d::PrefixStore>(prefix, setup_.store),
       .one_host = setup_.one_host,
       .peers = peers_};
-  impl->backend_name = setup_.backend;
-  impl->collectives = make_(group);
-  if (setup_.debug_collectives && setup_.backend != "shm") {
-    impl->collectives =
-        make_debug_collectives(std::move(impl->collectives), group);
-  }
+  connect(*impl, group);
   return impl;
+}
+
+// Chooses the backend: that of the world, or, where the world spans hosts and
+// the user left the choice, one that uses the memory of each host.
+void WorldImpl::connect(GroupImpl& impl, GroupSetup group) const {
+  impl.backend_name = setup_.backend;
+  std::vector<int64_t> hosts;
+  for (const int64_t rank : group.world_ranks) {
+    hosts.push_back(
+        setup_.by_host ? setup_.hosts[static_cast<std::size_t>(rank)] : 0);
+  }
+  const HostMap map(hosts);
+  if (setup_.by_host && map.host_count() == 1) {
+    group.one_host = true;
+    impl.backend_name = "shm";
+    impl.collectives = make_shm_collectives(group);
+  } else if (map.worth_it()) {
+    impl.backend_name = "shm+" + setup_.backend;
+    impl.collectives =
+        make_two_level_collectives(group, map, make_shm_collectives, make_);
+  } else {
+    impl.collectives = make_(group);
+  }
+  if (setup_.debug_collectives && impl.backend_name != "shm") {
+    impl.collectives =
+        make_debug_collectives(std::move(impl.collectives), group);
+  }
 }
 
 void* WorldImpl::state_slot(

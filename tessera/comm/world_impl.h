@@ -27,6 +27,9 @@ struct WorldSetup {
   std::chrono::milliseconds timeout{}; // of one collective
   c10::intrusive_ptr<c10d::Store> store;
   bool one_host = true; // all ranks share this machine
+  std::vector<int64_t> hosts =
+      {}; // of each rank: the first rank on its machine
+  bool by_host = false; // groups use the memory of each host where that helps
   bool debug_collectives = false;
   std::shared_ptr<RankStatus> status; // what a launcher sees; null without one
   std::shared_ptr<MpiSession> mpi = nullptr; // where MPI connects the ranks
@@ -80,6 +83,7 @@ class WorldImpl {
  private:
   std::shared_ptr<GroupImpl> make_group(
       std::vector<int64_t> world_ranks, const std::string& name);
+  void connect(GroupImpl& impl, GroupSetup group) const;
 
   WorldSetup setup_;
   // Makes groups; empty in a world of one.
