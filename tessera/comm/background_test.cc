@@ -78,6 +78,27 @@ TEST(Background, AMismatchComesOutOfWaitOnEveryRank) {
   });
 }
 
+// A message that the peer wants before it comes to the collective.
+TEST(Background, MessagesPassACollectiveThatWaits) {
+  run_ranks(2, [](const World& world) {
+    const Group& group = world.group();
+    at::Tensor x = at::ones({1000});
+    at::Tensor message = at::full({50'000}, world.rank(), at::kFloat);
+    WorkPtr work;
+    if (world.rank() == 0) {
+      work = group.background().all_reduce(x, ReduceOp::kSum);
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      group.send(message, 1)->wait();
+    } else {
+      group.recv(message, 0)->wait();
+      EXPECT_TRUE(message.eq(0).all().item<bool>());
+      work = group.all_reduce(x, ReduceOp::kSum);
+    }
+    work->wait();
+    EXPECT_TRUE(x.eq(2).all().item<bool>());
+  });
+}
+
 TEST(Coalesced, EqualsOneCallPerTensorAndIsOneCall) {
   for (const int64_t n : {1, 2, 3, 4}) {
     for (const bool in_background : {false, true}) {

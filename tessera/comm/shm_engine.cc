@@ -263,12 +263,17 @@ void ShmEngine::wait_for_peers() {
   const auto start = Clock::now();
   while (!all_here()) {
     sleep(missing, kSlice);
-    messages_.pump();
+    pump_messages();
     if (!all_here()) {
       throw_if_failed();
       watch_peers(start);
     }
   }
+}
+
+void ShmEngine::pump_messages() {
+  const std::scoped_lock lock(messages_mutex_);
+  messages_.pump();
 }
 
 void ShmEngine::sleep(int64_t missing, std::chrono::microseconds limit) {
@@ -288,9 +293,8 @@ bool ShmEngine::has_arrived(int64_t rank) const {
 
 ShmTransferPtr ShmEngine::start_send(
     const at::Tensor& tensor, int64_t peer, int tag) {
-  const std::scoped_lock lock(mutex_);
-  operation_ = "send";
-  throw_if_failed();
+  throw_if_dead(/*outgoing=*/true);
+  const std::scoped_lock lock(messages_mutex_);
   auto transfer = messages_.send(tensor, peer, tag);
   messages_.pump();
   return transfer;
@@ -298,9 +302,8 @@ ShmTransferPtr ShmEngine::start_send(
 
 ShmTransferPtr ShmEngine::start_recv(
     const at::Tensor& tensor, int64_t peer, int tag) {
-  const std::scoped_lock lock(mutex_);
-  operation_ = "recv";
-  throw_if_failed();
+  throw_if_dead(/*outgoing=*/false);
+  const std::scoped_lock lock(messages_mutex_);
   auto transfer = messages_.recv(tensor, peer, tag);
   messages_.pump();
   return transfer;
@@ -311,15 +314,15 @@ bool ShmEngine::poll(const ShmTransfer& transfer) {
 }
 
 ShmEngine::Progress ShmEngine::advance(const ShmTransfer& transfer) {
-  const std::scoped_lock lock(mutex_);
+  const std::scoped_lock lock(messages_mutex_);
   if (!transfer.done) {
     messages_.pump();
     if (!transfer.done) {
-      throw_if_failed();
+      throw_if_dead(transfer.outgoing);
     }
   }
   if (!transfer.mismatch.empty()) {
-    fail(FailureKind::kPeer, transfer.mismatch);
+    fail_message(transfer.outgoing, FailureKind::kPeer, transfer.mismatch);
   }
   return {transfer.done, transfer.moved};
 }

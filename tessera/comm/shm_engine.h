@@ -115,6 +115,7 @@ class ShmEngine {
   };
   Progress advance(const ShmTransfer& transfer);
   void wake_if_sleeping(int64_t rank) const;
+  void pump_messages();
   void watch_message_peer(
       const ShmTransfer& transfer, Clock::time_point waiting_since);
   void watch_peers(Clock::time_point waiting_since);
@@ -131,7 +132,7 @@ class ShmEngine {
   void reduce_part(
       const at::Tensor& tensor, ReduceOp op, const Part& part, uint32_t step);
 
-  std::string where() const;
+  std::string where(std::string_view operation) const;
   // "rank 3 (pid 17, host box, last call all_reduce(sum) of Float [4], seq 7)".
   std::string who(int64_t rank) const;
   std::string identity_of(int64_t rank) const; // "rank 3 (pid 17, host box"
@@ -139,8 +140,17 @@ class ShmEngine {
   [[noreturn]] void give_up(FailureKind kind, const std::string& message);
   void leave_no_reader();
   void publish(FailureKind kind, const std::string& text);
+  struct Failure {
+    FailureKind kind;
+    std::string text;
+  };
+  std::optional<Failure> published_failure() const;
   void throw_if_failed();
   void wake_everyone();
+  // The same for messages, which know nothing of the running call.
+  [[noreturn]] void fail_message(
+      bool outgoing, FailureKind kind, const std::string& text);
+  void throw_if_dead(bool outgoing) const;
 
   std::shared_ptr<ShmWindow> window_;
   int64_t rank_;
@@ -150,9 +160,10 @@ class ShmEngine {
   int spins_;
   bool one_process_ = true; // all ranks are threads of this process
   std::vector<int> pidfds_; // of the peers' processes; -1 for this process
-  std::mutex mutex_; // of all below
+  std::mutex messages_mutex_; // taken inside of mutex_, never the other way
   ShmMessages messages_;
-  std::string_view operation_ = "group"; // the running call, for messages
+  std::mutex mutex_; // of all below, for as long as a collective runs
+  std::string_view operation_ = "group"; // the running call
   uint64_t seq_ = 0;
   uint32_t step_ = 0;
   CallHeader* header_ = nullptr; // of the running call

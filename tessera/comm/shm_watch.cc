@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <csignal>
 #include <fstream>
+#include <optional>
 #include <thread>
 
 namespace tessera {
@@ -34,6 +35,13 @@ bool is_stopped(int pid) {
   const auto end = line.rfind(')'); // the name before it may hold anything
   return end != std::string::npos && end + 2 < line.size() &&
       (line[end + 2] == 'T' || line[end + 2] == 't');
+}
+
+[[noreturn]] void throw_error(FailureKind kind, const std::string& message) {
+  if (kind == FailureKind::kTimeout) {
+    throw TimeoutError(message);
+  }
+  throw PeerError(message);
 }
 
 } // namespace
@@ -61,14 +69,14 @@ std::string ShmEngine::who(int64_t rank) const {
   return identity_of(rank) + ", " + last + ")";
 }
 
-std::string ShmEngine::where() const {
+std::string ShmEngine::where(std::string_view operation) const {
   return fmt::format(
       "{} [rank {}/{}, group {}, seq {}]",
-      operation_,
+      operation,
       rank_,
       size_,
       name_,
-      seq_);
+      seq());
 }
 
 void ShmEngine::publish(FailureKind kind, const std::string& text) {
@@ -84,17 +92,21 @@ void ShmEngine::publish(FailureKind kind, const std::string& text) {
 }
 
 void ShmEngine::fail(FailureKind kind, const std::string& text) {
-  const std::string message = where() + ": " + text;
+  const std::string message = where(operation_) + ": " + text;
   publish(kind, message);
   give_up(kind, message);
 }
 
 void ShmEngine::give_up(FailureKind kind, const std::string& message) {
   leave_no_reader();
-  if (kind == FailureKind::kTimeout) {
-    throw TimeoutError(message);
-  }
-  throw PeerError(message);
+  throw_error(kind, message);
+}
+
+void ShmEngine::fail_message(
+    bool outgoing, FailureKind kind, const std::string& text) {
+  const std::string message = where(outgoing ? "send" : "recv") + ": " + text;
+  publish(kind, message);
+  throw_error(kind, message);
 }
 
 // The caller frees its buffers after the error. A peer may be in the middle of
@@ -129,29 +141,47 @@ void ShmEngine::abort(const std::string& reason) {
           " failed: " + reason);
 }
 
-void ShmEngine::throw_if_failed() {
+// What the first rank to fail told, once it is readable.
+std::optional<ShmEngine::Failure> ShmEngine::published_failure() const {
   const ShmControl& control = window_->control();
   // In one order with `touching`: see TouchScope.
   const auto state = control.failure.load(std::memory_order_seq_cst);
   if (state == FailureState::kNone) {
+    return std::nullopt;
+  }
+  for (int tries = 0; tries < 1000; ++tries) {
+    if (control.failure.load(std::memory_order_acquire) ==
+        FailureState::kPublished) {
+      return Failure{
+          control.failure_kind,
+          std::string("the group is dead; first error: ") +
+              control.failure_text.data()};
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return Failure{
+      FailureKind::kPeer,
+      "the group is dead; a rank died while it reported an error"};
+}
+
+void ShmEngine::throw_if_failed() {
+  const auto failure = published_failure();
+  if (!failure) {
     return;
   }
   if (!checked_) {
     compare_headers(/*only_arrived=*/true); // this rank's own view of a
                                             // mismatch says more than a peer's
   }
-  std::string reported = "a rank died while it reported an error";
-  auto kind = FailureKind::kPeer;
-  for (int tries = 0; tries < 1000; ++tries) {
-    if (control.failure.load(std::memory_order_acquire) ==
-        FailureState::kPublished) {
-      reported = control.failure_text.data();
-      kind = control.failure_kind;
-      break;
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  give_up(failure->kind, where(operation_) + ": " + failure->text);
+}
+
+void ShmEngine::throw_if_dead(bool outgoing) const {
+  if (const auto failure = published_failure()) {
+    throw_error(
+        failure->kind,
+        where(outgoing ? "send" : "recv") + ": " + failure->text);
   }
-  give_up(kind, where() + ": the group is dead; first error: " + reported);
 }
 
 bool ShmEngine::is_gone(int64_t rank) const {
@@ -213,20 +243,21 @@ void ShmEngine::watch_message_peer(
   if (poll(transfer)) { // the peer may have finished its part before it went
     return;
   }
-  const std::scoped_lock lock(mutex_);
   const std::string what = fmt::format(
-      "{} {}{} {}, tag {}",
+      "{} {}){} {}, tag {}",
       transfer.outgoing ? "send to" : "recv from",
-      who(transfer.peer),
+      identity_of(transfer.peer),
       late ? fate_of(transfer.peer) : "",
       transfer.text(),
       transfer.tag);
   if (late) {
-    fail(
+    fail_message(
+        transfer.outgoing,
         FailureKind::kTimeout,
         fmt::format("{}: nothing moved within {} ms", what, timeout_.count()));
   }
-  fail(
+  fail_message(
+      transfer.outgoing,
       FailureKind::kPeer,
       what + ": that rank died or has left the world; look at its output");
 }
