@@ -24,23 +24,92 @@ double seconds_of(const Call& call) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// A backend as it is measured.
+// A backend as it is measured: through c10d, or through the group where that
+// does more than the backend that libtorch brings.
 struct Subject {
   std::string name;
-  c10::intrusive_ptr<c10d::Backend> backend;
+  c10::intrusive_ptr<c10d::Backend> backend; // null: through `group`
+  Group group;
   bool allocates; // its buffers come from Group::allocate
 };
+
+// Each collective once, on buffers of one size.
+struct Calls {
+  Call all_reduce;
+  Call reduce_scatter;
+  Call all_gather;
+  Call broadcast;
+  Call all_to_all;
+};
+
+struct Buffers {
+  at::Tensor whole;
+  at::Tensor other; // as large
+  at::Tensor part; // one rank's part
+};
+
+// Every call leaves numbers that the next can reduce again without overflow.
+Calls through_c10d(
+    const c10::intrusive_ptr<c10d::Backend>& backend, const Buffers& buffers) {
+  c10d::AllreduceOptions maximum;
+  maximum.reduceOp = c10d::ReduceOp::MAX;
+  const auto list = std::vector<at::Tensor>{buffers.whole};
+  return {
+      .all_reduce =
+          [=]() mutable { backend->allreduce(list, maximum)->wait(); },
+      .reduce_scatter =
+          [=]() mutable {
+            backend->_reduce_scatter_base(buffers.part, buffers.whole)->wait();
+          },
+      .all_gather =
+          [=]() mutable {
+            backend->_allgather_base(buffers.other, buffers.part)->wait();
+          },
+      .broadcast = [=]() mutable { backend->broadcast(list)->wait(); },
+      .all_to_all =
+          [=, even = std::vector<int64_t>()]() mutable {
+            backend->alltoall_base(buffers.other, buffers.whole, even, even)
+                ->wait();
+          }};
+}
+
+Calls through_group(const Group& group, const Buffers& buffers) {
+  const std::vector<int64_t> counts(
+      static_cast<std::size_t>(group.size()), buffers.part.numel());
+  return {
+      .all_reduce =
+          [=] { group.all_reduce(buffers.whole, ReduceOp::kMax)->wait(); },
+      .reduce_scatter =
+          [=] {
+            group
+                .reduce_scatter(
+                    buffers.whole, buffers.part, counts, ReduceOp::kSum)
+                ->wait();
+          },
+      .all_gather =
+          [=] {
+            group.all_gather(buffers.part, buffers.other, counts)->wait();
+          },
+      .broadcast = [=] { group.broadcast(buffers.whole, 0)->wait(); },
+      .all_to_all =
+          [=] {
+            group.all_to_all(buffers.whole, buffers.other, counts, counts)
+                ->wait();
+          }};
+}
 
 class Bench {
  public:
   Bench(const World& world, const CollectivesBenchOptions& options)
       : world_(world), options_(options), other_(gloo_beside(world)) {
     const std::string own = world.group().backend_name();
-    const auto backend = world.group().backend();
-    subjects_.push_back({own, backend, true});
+    const Group group = world.group();
+    subjects_.push_back({own, group.backend(), group, true});
     if (own == "shm") {
-      subjects_.push_back({"shm_plain", backend, false});
-      subjects_.push_back({"gloo", other_.group().backend(), false});
+      const Group gloo = other_.group();
+      subjects_.push_back({"shm_plain", group.backend(), group, false});
+      subjects_.push_back({"gloo", nullptr, gloo, false});
+      subjects_.push_back({"c10d_gloo", gloo.backend(), gloo, false});
     }
   }
 
@@ -153,28 +222,20 @@ void Bench::measure(const Subject& subject, int64_t bytes) {
                               : at::empty({count}))
         .fill_(1);
   };
-  std::vector<at::Tensor> whole{make(numel)};
-  at::Tensor part = make(numel / size);
-  at::Tensor other = make(numel);
-  c10d::Backend& backend = *subject.backend;
-  c10d::AllreduceOptions maximum;
-  maximum.reduceOp = c10d::ReduceOp::MAX; // keeps the numbers as they are
-  std::vector<int64_t> even;
+  const Buffers buffers{make(numel), make(numel), make(numel / size)};
+  const Calls calls = subject.backend ? through_c10d(subject.backend, buffers)
+                                      : through_group(subject.group, buffers);
   const std::string size_text = text_of_bytes(bytes);
   const auto row = [&](const char* collective, const Call& call) {
     const double us = least_us(call);
     add(fmt::format("{}/{}/{}", subject.name, collective, size_text), us, "us");
     return us;
   };
-  row("all_reduce", [&] { backend.allreduce(whole, maximum)->wait(); });
-  const double scatter = row("reduce_scatter", [&] {
-    backend._reduce_scatter_base(part, whole[0])->wait();
-  });
-  const double gather =
-      row("all_gather", [&] { backend._allgather_base(other, part)->wait(); });
-  row("broadcast", [&] { backend.broadcast(whole)->wait(); });
-  row("all_to_all",
-      [&] { backend.alltoall_base(other, whole[0], even, even)->wait(); });
+  row("all_reduce", calls.all_reduce);
+  const double scatter = row("reduce_scatter", calls.reduce_scatter);
+  const double gather = row("all_gather", calls.all_gather);
+  row("broadcast", calls.broadcast);
+  row("all_to_all", calls.all_to_all);
   if (subject.name == "shm" && bytes == 64 << 20) {
     of_triad("reduce_scatter", scatter, (size + 1) * bytes);
     of_triad("all_gather", gather, 2 * size * bytes);

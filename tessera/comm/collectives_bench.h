@@ -19,15 +19,14 @@ struct CollectivesBenchOptions {
 
 // Microseconds of each collective of float32 over each backend that the ranks
 // of `world` can have, by the bytes of the full buffer, through the c10d
-// interface. Collective over the world. Rows, alike on all ranks in name and on
-// rank 0 in value:
+// interface (gloo: through the group). Collective over the world. Rows, alike
+// on all ranks in name and on rank 0 in value:
 //   <backend>/<collective>/<size>       buffers from Group::allocate
 //   <backend>_plain/<collective>/<size> buffers of torch's allocator
 //   c10d_gloo/<collective>/<size>       libtorch's own collectives over Gloo
 //   memory/{memcpy,triad}/{one core,all cores}  GB/s
-//   shm/<collective>/64MiB/of triad     the bytes that must move, over the
-//   time,
-//                                       against the triad of all cores
+//   shm/<collective>/64MiB/of triad     GB/s: the bytes that must move, over the
+//                                       time; against the triad of all cores
 std::vector<BenchRow> run_collectives_bench(
     const World& world, const CollectivesBenchOptions& options = {});
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives of two processes on one machine, in microseconds for the full
-// buffer (fastest tenth of the repetitions, so that a busy
-// machine disturbs less): shm, gloo as we use it, gloo's own collectives
-// through libtorch ("c10d"), and a copy of the same bytes. And many collectives
-// in flight against one after another.
+// What stands around the collectives, between two processes on one machine, in
+// microseconds (fastest tenth of the repetitions): many in flight against one
+// after another, the debug mode's comparison, the record of a call. `tessera
+// bench collectives` measures the collectives themselves.
 //   comm_bench [--json FILE] [--ranks N]
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <fmt/format.h>
 #include <tessera/base/bench_row.h>
 #include <tessera/base/environment.h>
+#include <tessera/comm/collectives_bench.h>
 #include <tessera/comm/launch.h>
 #include <tessera/comm/record_bench.h>
 #include <tessera/comm/world_impl.h>
@@ -59,11 +59,6 @@ double fast_us(int64_t bytes, const Call& before, const Call& call) {
   return times[times.size() / 10];
 }
 
-std::string text_of(int64_t bytes) {
-  return bytes >= (1 << 20) ? fmt::format("{}MiB", bytes >> 20)
-                            : fmt::format("{}KiB", bytes >> 10);
-}
-
 class Bench {
  public:
   explicit Bench(const World& world)
@@ -73,7 +68,6 @@ class Bench {
 
   std::vector<BenchRow> run() {
     for (const int64_t bytes : kSizes) {
-      sizes(bytes);
       debug_mode(bytes);
     }
     for (const auto& [name, world] :
@@ -106,83 +100,18 @@ class Bench {
         {name, value, "us", against, against.empty() ? 0 : value / other});
   }
 
-  void sizes(int64_t bytes) {
-    const int64_t numel = bytes / 4;
-    const int64_t size = shm_.size();
-    at::Tensor full = at::ones({numel});
-    at::Tensor other = at::ones({numel});
-    at::Tensor part = at::ones({numel / size});
-    const std::vector<int64_t> counts(
-        static_cast<std::size_t>(size), numel / size);
-    const std::string text = text_of(bytes);
-    const std::string copy = "memcpy/" + text;
-    add(copy,
-        fast_us(
-            bytes,
-            [&] { shm_.group().barrier()->wait(); },
-            [&] {
-              std::memcpy(
-                  other.mutable_data_ptr(),
-                  full.const_data_ptr(),
-                  static_cast<std::size_t>(bytes));
-            }),
-        "");
-    c10d_rows(text, bytes, full, part);
-    for (const auto& [name, world] :
-         {std::pair{"gloo", gloo_}, std::pair{"shm", shm_}}) {
-      const Group& group = world.group();
-      const auto against = [&](const char* kind) {
-        return std::string(std::strcmp(name, "gloo") == 0 ? "c10d/" : "gloo/") +
-            kind + "/" + text;
-      };
-      const auto measure = [&](const char* kind, const Call& call) {
-        const double value = fast_us(
-            bytes, [&] { shm_.group().barrier()->wait(); }, call);
-        add(fmt::format("{}/{}/{}", name, kind, text), value, against(kind));
-      };
-      measure("all_reduce", [&] {
-        group.all_reduce(full, ReduceOp::kMax)->wait();
-      });
-      measure("reduce_scatter", [&] {
-        group.reduce_scatter(full, part, counts, ReduceOp::kSum)->wait();
-      });
-      measure(
-          "all_gather", [&] { group.all_gather(part, full, counts)->wait(); });
-    }
-    const double against_copy = rows_[rows_.size() - 3].value;
-    add("shm/all_reduce_against_memcpy/" + text, against_copy, copy);
-  }
-
   // What comparing every call with the peers' adds to gloo.
   void debug_mode(int64_t bytes) {
     const at::Tensor full = at::ones({bytes / 4});
-    const std::string row = "/all_reduce/" + text_of(bytes);
-    add("gloo_debug" + row,
-        fast_us(
-            bytes,
-            [&] { shm_.group().barrier()->wait(); },
-            [&] { debug_.group().all_reduce(full, ReduceOp::kMax)->wait(); }),
-        "gloo" + row);
-  }
-
-  void c10d_rows(
-      const std::string& text,
-      int64_t bytes,
-      at::Tensor& full,
-      at::Tensor& part) {
-    const auto backend = gloo_.group().backend();
-    const auto measure = [&](const char* kind, const Call& call) {
-      const double value = fast_us(
-          bytes, [&] { shm_.group().barrier()->wait(); }, call);
-      add(fmt::format("c10d/{}/{}", kind, text), value, "");
+    const std::string row = "/all_reduce/" + text_of_bytes(bytes);
+    const auto measure = [&](const World& world) {
+      return fast_us(
+          bytes,
+          [&] { shm_.group().barrier()->wait(); },
+          [&] { world.group().all_reduce(full, ReduceOp::kMax)->wait(); });
     };
-    std::vector<at::Tensor> one{full};
-    measure("all_reduce", [&] { backend->allreduce(one)->wait(); });
-    measure("reduce_scatter", [&] {
-      backend->_reduce_scatter_base(part, full)->wait();
-    });
-    measure(
-        "all_gather", [&] { backend->_allgather_base(full, part)->wait(); });
+    add("gloo" + row, measure(gloo_), "");
+    add("gloo_debug" + row, measure(debug_), "gloo" + row);
   }
 
   void c10d_in_flight() {
@@ -232,9 +161,9 @@ class Bench {
             start_barrier,
             [&] {
               std::vector<WorkPtr> works;
+              const Group background = world.group().background();
               for (const at::Tensor& tensor : tensors) {
-                works.push_back(
-                    world.group().all_reduce(tensor, ReduceOp::kMax));
+                works.push_back(background.all_reduce(tensor, ReduceOp::kMax));
               }
               for (const WorkPtr& work : works) {
                 work->wait();

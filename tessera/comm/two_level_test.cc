@@ -115,5 +115,23 @@ TEST_P(Spread, NarrowFloatsAreRoundedOnce) {
   });
 }
 
+// What a rank does in tests/hosts_test.py, whose hosts are network namespaces.
+TEST(RankBody, DISABLED_OnHosts) {
+  const World world = init();
+  const Group& group = world.group();
+  const bool several = world.size() > 2; // on at least one of the two hosts
+  EXPECT_EQ(group.backend_name(), several ? "shm+gloo" : "gloo");
+  for (const at::ScalarType dtype :
+       {at::kInt, at::kByte, at::kBool, at::kLong}) {
+    conformance::check_movements(group, 1001, dtype);
+    conformance::check_reductions(group, 1001, dtype, ReduceOp::kSum);
+    conformance::check_reductions(group, 1001, dtype, ReduceOp::kMax);
+  }
+  conformance::check_all_to_all(group, 1000);
+  conformance::check_ring(group);
+  conformance::check_large(group);
+  group.barrier()->wait();
+}
+
 } // namespace
 } // namespace tessera
