@@ -105,7 +105,8 @@ void remember(std::vector<T>& seen, const T& value) {
 }
 
 std::string cell(const BenchRow& row) {
-  const std::string time = fmt::format("{:.{}f}", row.value, row.value < 100 ? 1 : 0);
+  const std::string time =
+      fmt::format("{:.{}f}", row.value, row.value < 100 ? 1 : 0);
   return row.against.empty() ? time
                              : fmt::format("{} ({:.1f}x)", time, 1 / row.ratio);
 }

@@ -25,7 +25,8 @@ struct CollectivesBenchOptions {
 //   <backend>_plain/<collective>/<size> buffers of torch's allocator
 //   c10d_gloo/<collective>/<size>       libtorch's own collectives over Gloo
 //   memory/{memcpy,triad}/{one core,all cores}  GB/s
-//   shm/<collective>/64MiB/of triad     GB/s: the bytes that must move, over the
+//   shm/<collective>/64MiB/of triad     GB/s: the bytes that must move, over
+//   the
 //                                       time; against the triad of all cores
 std::vector<BenchRow> run_collectives_bench(
     const World& world, const CollectivesBenchOptions& options = {});

@@ -18,7 +18,6 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cstring>
 #include <functional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>

@@ -177,6 +177,7 @@ class Loop {
   }
 
   void commit(int64_t call);
+  void mismatch(int64_t call);
 
   World world_;
   Group group_;
@@ -228,6 +229,14 @@ void Loop::commit(int64_t call) {
       while (true) {
         pause();
       }
+    default:
+      mismatch(call);
+  }
+}
+
+// Calls something else than the others.
+void Loop::mismatch(int64_t call) {
+  switch (round_.fault) {
     case Fault::kOperation:
       deviate([&] { group_.barrier()->wait(); });
       break;
@@ -264,7 +273,7 @@ void Loop::commit(int64_t call) {
     case Fault::kOrder:
       deviate([&] { regular((call + 1) % 6); });
       break;
-    case Fault::kCount:
+    default:
       break;
   }
 }
