@@ -53,23 +53,27 @@ Calls through_c10d(
     const c10::intrusive_ptr<c10d::Backend>& backend, const Buffers& buffers) {
   c10d::AllreduceOptions maximum;
   maximum.reduceOp = c10d::ReduceOp::MAX;
-  const auto list = std::vector<at::Tensor>{buffers.whole};
+  std::vector<at::Tensor> list{buffers.whole};
+  std::vector<int64_t> even;
+  Buffers own = buffers;
   return {
       .all_reduce =
-          [=]() mutable { backend->allreduce(list, maximum)->wait(); },
+          [backend, list, maximum]() mutable {
+            backend->allreduce(list, maximum)->wait();
+          },
       .reduce_scatter =
-          [=]() mutable {
-            backend->_reduce_scatter_base(buffers.part, buffers.whole)->wait();
+          [backend, own]() mutable {
+            backend->_reduce_scatter_base(own.part, own.whole)->wait();
           },
       .all_gather =
-          [=]() mutable {
-            backend->_allgather_base(buffers.other, buffers.part)->wait();
+          [backend, own]() mutable {
+            backend->_allgather_base(own.other, own.part)->wait();
           },
-      .broadcast = [=]() mutable { backend->broadcast(list)->wait(); },
+      .broadcast = [backend,
+                    list]() mutable { backend->broadcast(list)->wait(); },
       .all_to_all =
-          [=, even = std::vector<int64_t>()]() mutable {
-            backend->alltoall_base(buffers.other, buffers.whole, even, even)
-                ->wait();
+          [backend, own, even]() mutable {
+            backend->alltoall_base(own.other, own.whole, even, even)->wait();
           }};
 }
 

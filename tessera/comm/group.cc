@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ops/empty.h>
-#include <fmt/format.h>
 #include <tessera/base/error.h>
 #include <tessera/comm/group_checks.h>
 #include <tessera/comm/group_impl.h>
@@ -10,6 +9,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstring>
 
 namespace tessera {
 namespace {
