@@ -138,7 +138,7 @@ void print_tables(
         return a.first < b.first;
       });
   for (const auto& [collective, size] : lines) {
-    std::vector<std::string> line{collective + " " + size};
+    std::vector<std::string> line{fmt::format("{} {}", collective, size)};
     for (const std::string& backend : backends) {
       line.push_back(cells[fmt::format("{}/{}/{}", backend, collective, size)]);
     }

@@ -60,6 +60,7 @@ const Backend* find(const std::string& name) {
 void check_backend_name(const std::string& where, const std::string& name) {
   if (find(name) == nullptr) {
     std::vector<std::string_view> names;
+    names.reserve(kBackends.size());
     for (const Backend& backend : kBackends) {
       names.push_back(backend.name);
     }

@@ -218,7 +218,7 @@ at::Tensor DebugCollectives::own_card(const CallDescription& call) const {
   card.pid = getpid();
   copy_text(card.host.data(), card.host.size(), host_);
   const auto counts_bytes = 2 * size() * int64_t{sizeof(int64_t)};
-  const at::Tensor bytes =
+  at::Tensor bytes =
       at::empty({int64_t{sizeof(Card)} + counts_bytes}, at::kByte);
   auto* data = static_cast<std::byte*>(bytes.mutable_data_ptr());
   std::memset(data, 0, bytes.nbytes());

@@ -259,7 +259,7 @@ std::string flight_json(const FlightRecord& record, std::string_view reason) {
 }
 
 std::string write_flight_file(const FlightOwner& owner, std::string_view text) {
-  const std::string path =
+  std::string path =
       fmt::format("{}/flight.{}.rank{}.json", folder(), owner.job, owner.rank);
   std::random_device random;
   const std::string fresh = fmt::format("{}.{:08x}", path, random());

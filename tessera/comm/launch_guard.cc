@@ -25,7 +25,7 @@ namespace tessera {
 namespace {
 
 constexpr auto kLongestKill = std::chrono::seconds(5);
-constexpr int kBetweenLooks_ms = 5;
+constexpr int kBetweenLooksMs = 5;
 
 pid_t guarded_process = -1; // in the guard
 
@@ -131,7 +131,7 @@ void kill_descendants() {
     if (std::chrono::steady_clock::now() > end) {
       return; // one hangs in the kernel, or /proc does not show it
     }
-    poll(nullptr, 0, kBetweenLooks_ms);
+    poll(nullptr, 0, kBetweenLooksMs);
   }
 }
 

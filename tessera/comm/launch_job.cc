@@ -286,9 +286,10 @@ void Job::reap() {
       gone.emplace_back(found - ranks_.begin(), status);
     }
   }
-  std::ranges::stable_partition(gone, [](const auto& rank_and_status) {
-    return WIFSIGNALED(rank_and_status.second);
-  });
+  std::stable_partition(
+      gone.begin(), gone.end(), [](const auto& rank_and_status) {
+        return WIFSIGNALED(rank_and_status.second);
+      });
   for (const auto& [rank, how] : gone) {
     ended(rank, how);
   }

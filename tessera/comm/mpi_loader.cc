@@ -67,7 +67,7 @@ std::string chosen_path() {
   }
   library = library ? library : loaded_library();
   library = library ? library : library_of_launcher();
-  const std::string path = path_for(library ? *library : first_there_is());
+  std::string path = path_for(library ? *library : first_there_is());
   if (!std::filesystem::exists(path)) {
     throw UsageError(fmt::format(
         "init: {} is wanted and {} is not there; build Tessera where {} is "

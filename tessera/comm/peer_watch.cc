@@ -40,7 +40,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kLook = std::chrono::seconds(2); // for a culprit
-constexpr int kBetweenLooks_ms = 20;
+constexpr int kBetweenLooksMs = 20;
 
 std::shared_ptr<PeerStatus> map_status(int fd) {
   void* memory = mmap(
@@ -407,7 +407,7 @@ Culprit PeerWatch::find(
       publish(*culprit);
       return *culprit;
     }
-    poll(nullptr, 0, kBetweenLooks_ms);
+    poll(nullptr, 0, kBetweenLooksMs);
   }
 }
 

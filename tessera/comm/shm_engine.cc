@@ -114,11 +114,11 @@ ShmOffer ShmEngine::offer_for(const at::Tensor& given) const {
   if (!given.defined()) {
     return offer;
   }
-  const void* data = given.const_data_ptr();
+  auto* const data = static_cast<std::byte*>(given.mutable_data_ptr());
   offer.bytes = given.nbytes();
   if (one_process_) {
     offer.reach = Reach::kAddress;
-    offer.address = reinterpret_cast<uint64_t>(data);
+    offer.address = data;
   } else if (
       const auto range = ShmArena::instance().find(data, given.nbytes())) {
     offer.reach = Reach::kArena;
@@ -189,7 +189,7 @@ std::byte* ShmEngine::reach(
             bytes));
   }
   if (here) {
-    return reinterpret_cast<std::byte*>(offer.address);
+    return offer.address;
   }
   if (rank == rank_) {
     return static_cast<std::byte*>(given_.mutable_data_ptr());

@@ -35,7 +35,7 @@ enum class Reach : uint32_t {
 
 struct ShmOffer {
   Reach reach = Reach::kNothing;
-  uint64_t address = 0; // kAddress
+  std::byte* address = nullptr; // kAddress: in the process of all
   SharedRange range; // kArena
   uint64_t bytes = 0;
 };

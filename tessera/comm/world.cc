@@ -26,7 +26,7 @@ namespace {
 // A name for this world that no other has, the same on all ranks.
 std::string job_name(const WorldSetup& setup) {
   std::random_device random;
-  const std::string own = fmt::format("{:08x}{:08x}", random(), random());
+  std::string own = fmt::format("{:08x}{:08x}", random(), random());
   if (setup.size == 1) {
     return own;
   }
