@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-constexpr auto kReaderPatience = std::chrono::seconds(5);
+constexpr auto kReaderPatience = std::chrono::seconds(2);
 
 // The process behind `pidfd` has ended, whether or not its parent has noticed.
 bool has_ended(int pidfd, int pid) {
@@ -110,7 +110,8 @@ void ShmEngine::fail_message(
 }
 
 // The caller frees its buffers after the error. A peer may be in the middle of
-// using them, which takes no longer than the memory needs, or of being stopped.
+// using them, which takes no longer than the memory needs; what a peer that is
+// stopped, or does not get on, may still use is never freed.
 void ShmEngine::leave_no_reader() {
   window_->member(rank_).touching.store(0, std::memory_order_seq_cst);
   if (!given_.defined()) {
@@ -121,12 +122,12 @@ void ShmEngine::leave_no_reader() {
     const ShmMember& member = window_->member(peer);
     while (member.touching.load(std::memory_order_seq_cst) != 0 &&
            !is_gone(peer)) {
-      if (Clock::now() - start > kReaderPatience) {
+      if (is_stopped(member.pid) || Clock::now() - start > kReaderPatience) {
         abandoned_.push_back(given_);
         given_ = at::Tensor();
         return;
       }
-      std::this_thread::sleep_for(std::chrono::microseconds(100));
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
   given_ = at::Tensor();
