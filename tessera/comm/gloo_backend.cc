@@ -28,6 +28,7 @@
 #include <tessera/comm/store.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstring>
 #include <functional>
 #include <numeric>
@@ -458,9 +459,20 @@ std::shared_ptr<::gloo::transport::Device> make_device(bool one_host) {
       : c10d::ProcessGroupGloo::createDeviceForHostname(own_address());
 }
 
+// Gloo writes to connections that a dead peer has closed, which would end this
+// process by SIGPIPE instead of giving an error. A program's own choice stays.
+void ignore_broken_pipes() {
+  struct sigaction current {};
+  if (sigaction(SIGPIPE, nullptr, &current) == 0 &&
+      current.sa_handler == SIG_DFL) {
+    std::signal(SIGPIPE, SIG_IGN);
+  }
+}
+
 } // namespace
 
 std::unique_ptr<Collectives> make_gloo_collectives(const GroupSetup& setup) {
+  ignore_broken_pipes();
   auto options = c10d::ProcessGroupGloo::Options::create(setup.timeout);
   options->devices.push_back(make_device(setup.one_host));
   try {

@@ -246,11 +246,11 @@ std::string RecordImpl::json() const {
 
 std::string RecordImpl::chrome_trace() const {
   const std::scoped_lock lock(mutex_);
-  using Json = nlohmann::ordered_json;
+  using Ordered = nlohmann::ordered_json;
   const int64_t rank = flight_.owner.rank;
   const auto offset = std::chrono::system_clock::now().time_since_epoch() -
       Clock::now().time_since_epoch();
-  Json events = Json::array();
+  Ordered events = Ordered::array();
   events.push_back(
       {{"ph", "M"},
        {"name", "process_name"},
@@ -277,7 +277,7 @@ std::string RecordImpl::chrome_trace() const {
          {"dur", event.seconds * 1e6},
          {"args", {{"bytes", event.bytes}, {"asker", key.asker}}}});
   });
-  return Json{{"traceEvents", std::move(events)}}.dump();
+  return Ordered{{"traceEvents", std::move(events)}}.dump();
 }
 
 std::string RecordImpl::write_calls(const std::string& reason) const {

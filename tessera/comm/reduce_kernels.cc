@@ -13,6 +13,14 @@
 #include <emmintrin.h>
 #endif
 
+// The next loop's iterations do not depend on each other, though its pointers
+// may be equal.
+#if defined(__clang__)
+#define TESSERA_ELEMENTWISE _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define TESSERA_ELEMENTWISE _Pragma("GCC ivdep")
+#endif
+
 namespace tessera {
 namespace {
 
@@ -221,12 +229,12 @@ template <typename T, typename Op>
   T* target = reinterpret_cast<T*>(job.targets[0]);
   T* other = reinterpret_cast<T*>(job.targets[job.targets.size() - 1]);
   if (job.targets.size() == 1) {
-#pragma GCC ivdep
+    TESSERA_ELEMENTWISE
     for (int64_t i = 0; i < job.count; ++i) {
       target[i] = Op::apply(first[i], second[i]);
     }
   } else {
-#pragma GCC ivdep
+    TESSERA_ELEMENTWISE
     for (int64_t i = 0; i < job.count; ++i) {
       const T value = Op::apply(first[i], second[i]);
       target[i] = value;

@@ -30,6 +30,10 @@
 namespace tessera {
 namespace {
 
+std::size_t bytes_of_element(const at::Tensor& tensor) {
+  return static_cast<std::size_t>(tensor.element_size());
+}
+
 // Where element `index` lies. Never null: MPI takes no null, even of no bytes.
 std::byte* place(const at::Tensor& tensor, int64_t index = 0) {
   static std::byte nothing;
@@ -272,7 +276,7 @@ WorkPtr MpiCollectives::all_gather(
   }
   const int64_t total = sum_of(counts);
   return group_->start(call, [&] {
-    const MPI_Datatype type = mpi_type_for_moving(out.element_size());
+    const MPI_Datatype type = mpi_type_for_moving(bytes_of_element(out));
     if (total > 0 && total <= group_->max_count()) {
       call->counts = as_ints(counts);
       call->starts = as_ints(starts);
@@ -330,7 +334,7 @@ WorkPtr MpiCollectives::all_to_all(
   std::memcpy(
       place(out, out_starts[own]),
       place(source, in_starts[own]),
-      static_cast<std::size_t>(in_counts[own]) * in.element_size());
+      static_cast<std::size_t>(in_counts[own]) * bytes_of_element(in));
   return group_->start(call, [&] {
     const int tag = group_->max_tag() + 1;
     const int size = group_->size();
@@ -360,7 +364,7 @@ WorkPtr MpiCollectives::broadcast(const at::Tensor& tensor, int64_t root) {
           MPI_Ibcast(
               place(tensor, begin),
               count,
-              mpi_type_for_moving(tensor.element_size()),
+              mpi_type_for_moving(bytes_of_element(tensor)),
               static_cast<int>(root),
               group_->communicator(),
               call->next_request()),
@@ -376,7 +380,7 @@ void MpiCollectives::transfer(
     int peer,
     int tag,
     bool sends) const {
-  const MPI_Datatype type = mpi_type_for_moving(tensor.element_size());
+  const MPI_Datatype type = mpi_type_for_moving(bytes_of_element(tensor));
   const auto post = [&](int64_t begin, int count) {
     MPI_Request* request = call.next_request();
     std::byte* data = place(tensor, begin);
