@@ -2,18 +2,10 @@
 #include <fmt/format.h>
 #include <tessera/base/error.h>
 #include <tessera/base/text.h>
+#include <tessera/comm/counts.h>
 #include <tessera/comm/group_checks.h>
 
-#include <numeric>
-
 namespace tessera {
-namespace {
-
-int64_t sum_of(std::span<const int64_t> counts) {
-  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
-}
-
-} // namespace
 
 [[noreturn]] void refuse(
     const GroupImpl& group, CollectiveKind kind, const std::string& text) {

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <sched.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <tessera/base/environment.h>
@@ -11,6 +10,7 @@
 #include <tessera/comm/launch_job.h>
 #include <tessera/comm/launch_output.h>
 #include <tessera/comm/launch_spawn.h>
+#include <tessera/comm/process_state.h>
 #include <tessera/comm/rank_status.h>
 #include <unistd.h>
 
@@ -45,12 +45,6 @@ uint16_t free_port() {
   }
   close(fd);
   return ntohs(address.sin_port);
-}
-
-int64_t allowed_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
 struct Stream {

@@ -9,6 +9,7 @@
 #include <tessera/base/error.h>
 #include <tessera/base/text.h>
 #include <tessera/comm/peer_watch.h>
+#include <tessera/comm/process_state.h>
 #include <tessera/comm/rank_text.h>
 #include <tessera/comm/rendezvous.h>
 #include <unistd.h>
@@ -18,7 +19,6 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 namespace tessera {
@@ -67,16 +67,6 @@ std::shared_ptr<PeerStatus> open_status(int64_t pid, int64_t fd_there) {
   auto mapped = fits ? map_status(fd) : nullptr;
   close(fd);
   return mapped;
-}
-
-// The process's letter in /proc/<pid>/stat says that it was stopped.
-bool is_stopped(int64_t pid) {
-  std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  std::string text;
-  std::getline(file, text);
-  const auto end = text.rfind(") "); // the name may hold anything
-  return end != std::string::npos && end + 2 < text.size() &&
-      (text[end + 2] == 'T' || text[end + 2] == 't');
 }
 
 std::string key_of(int64_t rank) {

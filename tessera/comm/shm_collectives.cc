@@ -2,11 +2,11 @@
 // The data movement of each collective, as steps between two meetings.
 // shm_backend.cc tells why a buffer may be written again when its parity comes
 // round, and how ranks that lend their memory and ranks that stage go together.
+#include <tessera/comm/counts.h>
 #include <tessera/comm/reduce_kernels.h>
 #include <tessera/comm/shm_engine.h>
 
 #include <algorithm>
-#include <numeric>
 
 namespace tessera {
 namespace {
@@ -42,16 +42,6 @@ std::byte* write_to(const at::Tensor& tensor, int64_t index = 0) {
 // Elements of `count` that lie in [begin, begin + length).
 int64_t clipped(int64_t count, int64_t begin, int64_t length) {
   return std::clamp<int64_t>(count - begin, 0, length);
-}
-
-std::vector<int64_t> starts_of(std::span<const int64_t> counts) {
-  std::vector<int64_t> starts(counts.size());
-  std::exclusive_scan(counts.begin(), counts.end(), starts.begin(), int64_t{0});
-  return starts;
-}
-
-int64_t sum_of(std::span<const int64_t> counts) {
-  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
 int64_t largest_of(std::span<const int64_t> counts) {

@@ -5,6 +5,7 @@
 #include <tessera/base/error.h>
 #include <tessera/base/text.h>
 #include <tessera/comm/call_header.h>
+#include <tessera/comm/process_state.h>
 #include <tessera/comm/progress_thread.h>
 #include <tessera/comm/rendezvous.h>
 #include <tessera/comm/shm_engine.h>
@@ -23,12 +24,6 @@ constexpr std::chrono::microseconds kSlice =
 // costs less than a sleep.
 constexpr int kSpins = 1500;
 constexpr int kYields = 100;
-
-int allowed_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-}
 
 int open_pidfd(int pid) {
   return static_cast<int>(syscall(SYS_pidfd_open, pid, 0));

@@ -4,12 +4,12 @@
 #include <poll.h>
 #include <tessera/base/error.h>
 #include <tessera/base/text.h>
+#include <tessera/comm/process_state.h>
 #include <tessera/comm/shm_engine.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
-#include <fstream>
 #include <optional>
 #include <thread>
 
@@ -25,16 +25,6 @@ bool has_ended(int pidfd, int pid) {
   }
   pollfd query{.fd = pidfd, .events = POLLIN, .revents = 0};
   return poll(&query, 1, 0) > 0;
-}
-
-// Stopped by a signal or a debugger, as far as the system tells.
-bool is_stopped(int pid) {
-  std::ifstream status(fmt::format("/proc/{}/stat", pid));
-  std::string line;
-  std::getline(status, line);
-  const auto end = line.rfind(')'); // the name before it may hold anything
-  return end != std::string::npos && end + 2 < line.size() &&
-      (line[end + 2] == 'T' || line[end + 2] == 't');
 }
 
 [[noreturn]] void throw_error(FailureKind kind, const std::string& message) {

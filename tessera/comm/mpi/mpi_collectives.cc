@@ -19,13 +19,13 @@
 #include <fmt/format.h>
 #include <tessera/base/error.h>
 #include <tessera/comm/c10d_adapter.h>
+#include <tessera/comm/counts.h>
 #include <tessera/comm/mpi/mpi_collectives.h>
 #include <tessera/comm/mpi/mpi_runtime.h>
 #include <tessera/comm/mpi/mpi_types.h>
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 namespace tessera {
 namespace {
@@ -53,16 +53,6 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {
 // MPI forbids that input and output overlap.
 at::Tensor apart(const at::Tensor& in, const at::Tensor& out) {
   return overlap(in, out) ? in.detach().clone() : in;
-}
-
-int64_t sum_of(std::span<const int64_t> counts) {
-  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
-}
-
-std::vector<int64_t> starts_of(std::span<const int64_t> counts) {
-  std::vector<int64_t> starts(counts.size());
-  std::exclusive_scan(counts.begin(), counts.end(), starts.begin(), int64_t{0});
-  return starts;
 }
 
 std::vector<int> as_ints(std::span<const int64_t> values) {
