@@ -14,16 +14,9 @@ import subprocess
 import sys
 import time
 
-PRESETS = {
-    "llama-3m": dict(layers=4, hidden=256, inner=688, heads=4),
-    "llama-19m": dict(layers=6, hidden=512, inner=1376, heads=8),
-}
-VOCABULARY = 256
-
-
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=PRESETS, default="llama-19m")
+    parser.add_argument("--model", choices=["llama-3m", "llama-19m"], default="llama-19m")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--batch", type=int, default=2, help="rows per rank")
     parser.add_argument("--seq", type=int, default=64)
@@ -48,88 +41,24 @@ def start_ranks(ranks):
     return next((code for code in codes if code), 0)
 
 
-def make_model(sizes, sequence, attention):
-    import torch
-    from torch import nn
-    from torch.nn import functional as F
-
-    class Norm(nn.Module):
-        def __init__(self, width):
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(width))
-
-        def forward(self, x):
-            return x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * self.weight
-
-    def linear(inputs, outputs):
-        return nn.Linear(inputs, outputs, bias=False)
-
-    class Layer(nn.Module):
-        def __init__(self, hidden, inner, heads):
-            super().__init__()
-            self.heads = heads
-            self.norm_attention, self.norm_mlp = Norm(hidden), Norm(hidden)
-            self.q, self.k, self.v, self.o = (linear(hidden, hidden) for _ in range(4))
-            self.gate, self.up, self.down = linear(hidden, inner), linear(hidden, inner), linear(inner, hidden)
-
-        def attend(self, q, k, v, mask):
-            if attention == "sdpa":
-                return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            scores = torch.matmul(q, k.transpose(2, 3)) * q.size(-1) ** -0.5
-            return torch.matmul(torch.softmax(scores + mask, -1), v)
-
-        def forward(self, x, cosines, sines, mask):
-            rows, length, width = x.shape
-            h = self.norm_attention(x)
-            q, k, v = (project(h).view(rows, length, self.heads, -1).transpose(1, 2) for project in (self.q, self.k, self.v))
-
-            def rotate(t):
-                first, second = t.chunk(2, -1)
-                return t * cosines + torch.cat((second, first), -1) * sines
-
-            mixed = self.attend(rotate(q), rotate(k), v, mask)
-            x = x + self.o(mixed.transpose(1, 2).reshape(rows, length, width))
-            h = self.norm_mlp(x)
-            return x + self.down(F.silu(self.gate(h)) * self.up(h))
-
-    class Model(nn.Module):
-        def __init__(self, layers, hidden, inner, heads):
-            super().__init__()
-            self.embed = nn.Embedding(VOCABULARY, hidden)
-            self.layers = nn.ModuleList(Layer(hidden, inner, heads) for _ in range(layers))
-            self.norm, self.head = Norm(hidden), linear(hidden, VOCABULARY)
-            half = hidden // heads // 2
-            angles = torch.outer(torch.arange(sequence).float(), 10000.0 ** -(torch.arange(half) / half))
-            self.register_buffer("cosines", torch.cat((angles, angles), 1).cos())
-            self.register_buffer("sines", torch.cat((-angles.sin(), angles.sin()), 1))
-            self.register_buffer("mask", torch.full((sequence, sequence), float("-inf")).triu(1))
-
-        def forward(self, tokens, targets):
-            x = self.embed(tokens)
-            for layer in self.layers:
-                x = layer(x, self.cosines, self.sines, self.mask)
-            logits = self.head(self.norm(x))
-            return F.cross_entropy(logits.reshape(-1, VOCABULARY), targets.reshape(-1))
-
-    return Model(**sizes)
-
-
 def train(arguments):
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
+    from llama import PRESETS, Llama
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (arguments.ranks,))
     torch.manual_seed(0)
-    model = make_model(PRESETS[arguments.model], arguments.seq, arguments.attention)
+    config = PRESETS[arguments.model]
+    model = Llama(config, arguments.seq, arguments.attention)
     distribute_module(model, mesh)
     kind = {"fused": dict(fused=True), "foreach": dict(foreach=True), "loop": dict(foreach=False)}[arguments.optimizer]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, betas=(0.9, 0.95), **kind)
     generator = torch.Generator().manual_seed(dist.get_rank())
-    rows = torch.randint(0, VOCABULARY, (arguments.batch, arguments.seq + 1), generator=generator)
+    rows = torch.randint(0, config["vocab_size"], (arguments.batch, arguments.seq + 1), generator=generator)
     tokens, targets = (DTensor.from_local(part.contiguous(), mesh, [Shard(0)], run_check=False) for part in (rows[:, :-1], rows[:, 1:]))
 
     def step():

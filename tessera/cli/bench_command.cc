@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <tessera/cli/bench_collectives.h>
 #include <tessera/cli/bench_command.h>
+#include <tessera/cli/bench_train.h>
 #include <tessera/cli/number_option.h>
 #include <tessera/cli/table.h>
 #include <tessera/dtensor/dispatch_bench.h>
@@ -78,12 +79,63 @@ void declare_collectives(CLI::App& bench, int& exit_code) {
       [options, &exit_code] { exit_code = run_bench_collectives(*options); });
 }
 
+void declare_match_options(CLI::App& train, BenchTrainOptions& options) {
+  train.add_option("--ranks", options.ranks, "Ranks, and copies beside them")
+      ->check(whole_number(1, 64))
+      ->capture_default_str();
+  train
+      .add_option(
+          "--pairs",
+          options.pairs,
+          "Blocks on the ranks, each beside one on independent copies")
+      ->check(whole_number(1))
+      ->capture_default_str();
+  train.add_option("--steps", options.steps, "Steps of a block")
+      ->check(whole_number(1))
+      ->capture_default_str();
+  train.add_option("--data", options.data, "A text [random words]")
+      ->check(CLI::ExistingFile);
+  train.add_option("--json", options.json, "File that gets the benchmark rows");
+}
+
+void declare_train(CLI::App& bench, int& exit_code) {
+  CLI::App* const train = bench.add_subcommand(
+      "train",
+      "Training speed of every mode and of other libraries, in turns, against "
+      "independent one-rank copies");
+  const auto options = std::make_shared<BenchTrainOptions>();
+  train
+      ->add_option(
+          "--model",
+          options->models,
+          "NAME:ROWSxTOKENS of a rank and step; several: one after another")
+      ->capture_default_str();
+  train
+      ->add_option(
+          "--mode",
+          options->modes,
+          "An option of `tessera train --sync`, or NAME='options of tessera "
+          "train'")
+      ->capture_default_str();
+  train->add_option("--backend", options->backends, "Of the collectives")
+      ->check(CLI::IsMember({"shm", "gloo"}))
+      ->capture_default_str();
+  train->add_option(
+      "--peer",
+      options->peers,
+      "NAME=COMMAND: another library's program that trains when told");
+  declare_match_options(*train, *options);
+  train->callback(
+      [options, &exit_code] { exit_code = run_bench_train(*options); });
+}
+
 } // namespace
 
 void declare_bench_command(CLI::App& app, int& exit_code) {
   CLI::App* const bench = app.add_subcommand("bench", "Benchmarks");
   bench->require_subcommand(1);
   declare_collectives(*bench, exit_code);
+  declare_train(*bench, exit_code);
   CLI::App* const dispatch = bench->add_subcommand(
       "dispatch", "What a distributed operator costs over the plain one");
   const auto json = std::make_shared<std::string>();

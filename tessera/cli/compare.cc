@@ -3,9 +3,9 @@
 #include <tessera/base/error.h>
 #include <tessera/cli/compare.h>
 #include <tessera/cli/memory_use.h>
+#include <tessera/cli/sync_modes.h>
 #include <tessera/cli/train_setup.h>
 #include <tessera/models/trainer.h>
-#include <tessera/optim/sharded_optimizer.h>
 
 #include <algorithm>
 #include <array>
@@ -33,13 +33,12 @@ struct Contestant {
 };
 
 std::vector<Contestant> contestants() {
-  std::vector<Contestant> all(3);
-  all[0].sync = GradientSync::kImplicit;
-  all[0].result.name = "kImplicit";
-  all[1].sync = GradientSync::kAllReduce;
-  all[1].result.name = "kAllReduce";
-  all[2].sync = GradientSync::kReduceScatter;
-  all[2].result.name = "kReduceScatter";
+  std::vector<Contestant> all;
+  for (const SyncMode& mode : sync_modes()) {
+    all.emplace_back();
+    all.back().sync = mode.sync;
+    all.back().result.name = mode.name;
+  }
   return all;
 }
 

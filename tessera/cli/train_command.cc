@@ -3,10 +3,12 @@
 #include <tessera/cli/compare.h>
 #include <tessera/cli/local_ranks.h>
 #include <tessera/cli/train.h>
+#include <tessera/cli/train_blocks.h>
 #include <tessera/cli/train_command.h>
 #include <tessera/cli/train_options.h>
 
 #include <CLI/CLI.hpp>
+#include <iostream>
 #include <memory>
 
 namespace tessera::cli {
@@ -26,6 +28,10 @@ int run_train(const TrainOptions& options) {
   const TrainPlan plan = plan_or_usage_error(options);
   if (!launched_world_size() && plan.ranks > 1) {
     return run_self_on_ranks(plan.ranks);
+  }
+  if (options.blocks) {
+    train_in_blocks(plan, std::cin, std::cout);
+    return 0;
   }
   if (options.compare) {
     compare_modes(plan);

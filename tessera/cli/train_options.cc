@@ -4,8 +4,8 @@
 #include <tessera/base/error.h>
 #include <tessera/cli/mesh_option.h>
 #include <tessera/cli/number_option.h>
+#include <tessera/cli/sync_modes.h>
 #include <tessera/cli/train_options.h>
-#include <tessera/optim/sharded_optimizer.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -18,17 +18,6 @@ namespace {
 constexpr int64_t kDefaultSteps = 250;
 constexpr int64_t kDefaultCompareSteps = 35;
 constexpr const char* kBatchAxis = "dp";
-
-GradientSync sync_of(const std::string& name) {
-  if (name == "implicit") {
-    return GradientSync::kImplicit;
-  }
-  if (name == "all-reduce") {
-    return GradientSync::kAllReduce;
-  }
-  return name == "reduce-scatter" ? GradientSync::kReduceScatter
-                                  : GradientSync::kDefault;
-}
 
 // An option that counts something; a value of 0 is filled in later, so that it
 // is no default to show.
@@ -155,12 +144,10 @@ void declare_world_options(CLI::App& app, TrainOptions& options) {
       options.backend,
       {"auto", "shm", "gloo"},
       "Of the collectives");
+  std::vector<std::string> choices = sync_options();
+  choices.insert(choices.begin(), "default");
   add_choice(
-      app,
-      "--sync",
-      options.sync,
-      {"default", "implicit", "all-reduce", "reduce-scatter"},
-      "How gradients are synchronised");
+      app, "--sync", options.sync, choices, "How gradients are synchronised");
 }
 
 int64_t world_of(
@@ -258,6 +245,11 @@ void declare_train_options(CLI::App& app, TrainOptions& options) {
   declare_world_options(app, options);
   app.add_option(
       "--log", options.log, "File that gets a line of JSON per step");
+  app.add_flag(
+      "--blocks",
+      options.blocks,
+      "Run as many steps as each line of standard input says, and answer it "
+      "with a line of JSON (for `tessera bench train`)");
   app.add_flag(
       "--compare",
       options.compare,

@@ -25,7 +25,7 @@ struct TrainOptions {
       0; // 0: as many as the mesh has, else one; under a launcher its world
   std::string mesh; // empty: dp over all ranks
   std::string backend = "auto";
-  std::string sync = "default"; // or "implicit", "all-reduce", "reduce-scatter"
+  std::string sync = "default"; // or an option of sync_modes()
   int64_t batch = 8; // rows per rank and step
   int64_t sequence = 128;
   int64_t steps = 0; // 0: kDefaultSteps, or kDefaultCompareSteps with --compare
@@ -41,6 +41,7 @@ struct TrainOptions {
   std::string json; // benchmark rows
   std::string trace; // collectives as a Chrome trace, a file per rank
   bool compare = false;
+  bool blocks = false; // steps on demand
 };
 
 // Declares the options of `tessera train` on its subcommand; parsing fills

@@ -31,8 +31,7 @@ std::vector<char*> borrowed(const std::vector<std::string>& words) {
 // of exec.
 [[noreturn]] void become(
     pid_t parent,
-    int out,
-    int err,
+    const Spawn& spawn,
     int report,
     char* const* arguments,
     char* const* entries) {
@@ -41,9 +40,11 @@ std::vector<char*> borrowed(const std::vector<std::string>& words) {
     _exit(kCannotRun); // it died before the line above
   }
   setpgid(0, 0);
-  dup2(open("/dev/null", O_RDONLY | O_CLOEXEC), STDIN_FILENO);
-  dup2(out, STDOUT_FILENO);
-  dup2(err, STDERR_FILENO);
+  const int in =
+      spawn.in >= 0 ? spawn.in : open("/dev/null", O_RDONLY | O_CLOEXEC);
+  dup2(in, STDIN_FILENO);
+  dup2(spawn.out, STDOUT_FILENO);
+  dup2(spawn.err, STDERR_FILENO);
   execvpe(arguments[0], arguments, entries);
   const int error = errno;
   const bool told = write(report, &error, sizeof(error)) > 0;
@@ -80,13 +81,7 @@ pid_t spawn(const Spawn& spawn, int& error) {
     throw_launch_error("fork");
   }
   if (pid == 0) {
-    become(
-        parent,
-        spawn.out,
-        spawn.err,
-        report.write,
-        arguments.data(),
-        entries.data());
+    become(parent, spawn, report.write, arguments.data(), entries.data());
   }
   setpgid(pid, pid); // as the child does; whoever comes first
   close(report.write);

@@ -20,11 +20,12 @@ struct Spawn {
   const std::vector<std::string>& environment;
   int out; // file descriptors that become its standard output and error
   int err;
+  int in = -1; // and its standard input; -1: an empty one
 };
 
-// A process of the command in a process group of its own, with an empty
-// standard input, killed when this one dies. `error` receives the errno of a
-// command that cannot be run, else 0. Throws IoError.
+// A process of the command in a process group of its own, killed when this one
+// dies. `error` receives the errno of a command that cannot be run, else 0.
+// Throws IoError.
 pid_t spawn(const Spawn& spawn, int& error);
 
 } // namespace tessera
