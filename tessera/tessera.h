@@ -15,4 +15,5 @@
 #include <tessera/mesh/placement.h>
 #include <tessera/mesh/tensor_spec.h>
 #include <tessera/optim/gradient_placements.h>
+#include <tessera/optim/lion.h>
 #include <tessera/optim/sharded_optimizer.h>

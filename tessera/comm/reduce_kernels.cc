@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <tessera/base/error.h>
+#include <tessera/comm/narrow_float.h>
 #include <tessera/comm/reduce_kernels.h>
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstring>
 #include <string>
 #include <type_traits>
@@ -27,53 +27,6 @@ namespace {
 // Elements that are summed before they are written. Few, so that reading the
 // next ones and streaming these interleave.
 constexpr int64_t kBlock = 64;
-
-// A bfloat16 whose conversions compilers can put into vectors: c10's go by a
-// branch.
-struct BFloat16 {
-  uint16_t bits;
-
-  BFloat16() = default;
-  explicit BFloat16(float value) {
-    const auto word = std::bit_cast<uint32_t>(value);
-    const uint32_t rounded = (word + 0x7fff + ((word >> 16) & 1)) >> 16;
-    const bool nan = (word & 0x7fffffff) > 0x7f800000;
-    bits = static_cast<uint16_t>(nan ? 0x7fc0 : rounded);
-  }
-  explicit operator float() const {
-    return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
-  }
-};
-
-// A float16, likewise. A subnormal's mantissa counts units of 2^-24.
-struct Half {
-  uint16_t bits;
-
-  Half() = default;
-  explicit Half(float value) {
-    const auto word = std::bit_cast<uint32_t>(value);
-    const uint32_t size = word & 0x7fffffff;
-    const uint32_t normal =
-        (size + 0xfff + ((size >> 13) & 1) - (112U << 23)) >> 13;
-    // The unit of the last place of numbers around one half is 2^-24.
-    const uint32_t subnormal =
-        std::bit_cast<uint32_t>(std::bit_cast<float>(size) + 0.5F) -
-        std::bit_cast<uint32_t>(0.5F);
-    uint32_t half = size < 0x38800000 ? subnormal : normal; // 2^-14
-    half = size >= 0x477ff000 ? 0x7c00 : half; // 65520 rounds to infinity
-    half = size > 0x7f800000 ? 0x7e00 : half; // NaN
-    bits = static_cast<uint16_t>(half | ((word >> 16) & 0x8000));
-  }
-  explicit operator float() const {
-    const uint32_t size = bits & 0x7fffU;
-    const uint32_t normal = (size << 13) + (112U << 23);
-    const auto subnormal = std::bit_cast<uint32_t>(
-        static_cast<float>(static_cast<int32_t>(size)) * 0x1p-24F);
-    uint32_t word = size < 0x400 ? subnormal : normal;
-    word = size >= 0x7c00 ? (size << 13) | 0x7f800000 : word;
-    return std::bit_cast<float>(word | (bits & 0x8000U) << 16);
-  }
-};
 
 struct Sum {
   template <typename T>
@@ -324,9 +277,9 @@ void reduce_any(c10::ScalarType dtype, ReduceOp op, const Job& job) {
     case c10::ScalarType::Double:
       return reduce_numbers<double, double, double>(op, job);
     case c10::ScalarType::BFloat16:
-      return reduce_numbers<BFloat16, float, float>(op, job);
+      return reduce_numbers<narrow::BFloat16, float, float>(op, job);
     case c10::ScalarType::Half:
-      return reduce_numbers<Half, float, float>(op, job);
+      return reduce_numbers<narrow::Half, float, float>(op, job);
     case c10::ScalarType::Byte:
       return reduce_numbers<uint8_t, uint8_t, int64_t>(op, job);
     case c10::ScalarType::Char:

@@ -2,28 +2,27 @@
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
-#include <c10/util/Type.h>
 #include <fmt/format.h>
 #include <tessera/base/error.h>
+#include <tessera/dtensor/dtensor.h>
 #include <tessera/optim/fused_update.h>
+#include <tessera/optim/parameter_part.h>
+#include <tessera/optim/update_kernel.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
+#include <iterator>
 #include <tuple>
-#include <typeinfo>
 #include <utility>
 
 namespace tessera {
 namespace {
 
 using torch::optim::AdamOptions;
-using torch::optim::AdamParamState;
 using torch::optim::AdamWOptions;
-using torch::optim::AdamWParamState;
 using torch::optim::SGDOptions;
-using torch::optim::SGDParamState;
 
 // The entries of one kernel call, as the lists that the kernel takes.
 struct Lists {
@@ -82,6 +81,50 @@ void run_sgd(const SGDOptions& options, const Lists& lists, bool first) {
       first);
 }
 
+void run_plain(
+    UpdateRule rule, const ParamOptions& options, const UpdateEntry& entry) {
+  if (!entry.param.is_cpu()) {
+    throw UsageError(fmt::format(
+        "optimizer update: got parameters on {}, where RMSprop, Adagrad and "
+        "Lion have no kernel; expected the CPU; take AdamW, Adam or SGD there",
+        entry.param.device().str()));
+  }
+  const void* gradient = entry.gradient.const_data_ptr();
+  UpdateRange range;
+  range.parameter = entry.param.mutable_data_ptr();
+  range.parameter_type = entry.param.scalar_type();
+  range.gradients = {&gradient, 1};
+  range.gradient_type = entry.gradient.scalar_type();
+  range.numel = entry.param.numel();
+  std::ranges::transform(
+      entry.states, range.states.begin(), [](const at::Tensor& state) {
+        return state.mutable_data_ptr();
+      });
+  const auto step = static_cast<int64_t>(entry.step.item<float>());
+  run_update(rule, options, {.step = step}, range);
+}
+
+// The rules for which libtorch has no fused kernel. Of distributed tensors,
+// the part is updated that the state belongs to.
+void run_own(
+    UpdateRule rule, const ParamOptions& options, const UpdateEntry& entry) {
+  if (!is_dtensor(entry.param)) {
+    return run_plain(rule, options, entry);
+  }
+  const SpecPtr spec = spec_of(entry.states.front());
+  ParameterPart part(entry.param, spec);
+  UpdateEntry local{
+      part.local(),
+      local_of(redistribute(entry.gradient, spec->placements)).contiguous(),
+      {},
+      local_of(entry.step)};
+  std::ranges::transform(
+      entry.states, std::back_inserter(local.states), local_of);
+  run_plain(rule, options, local);
+  part.start_return();
+  part.finish_return();
+}
+
 void run_call(
     UpdateRule rule,
     const ParamOptions& options,
@@ -106,102 +149,16 @@ void run_call(
           lists,
           entries.front()->first);
       break;
+    case UpdateRule::kRmsprop:
+    case UpdateRule::kAdagrad:
+    case UpdateRule::kLion:
+      std::ranges::for_each(entries, [&](const UpdateEntry* entry) {
+        run_own(rule, options, *entry);
+      });
   }
-}
-
-template <typename State>
-std::unique_ptr<ParamState> make_moments(
-    bool amsgrad, const std::function<at::Tensor()>& zeros) {
-  auto state = std::make_unique<State>();
-  state->exp_avg(zeros());
-  state->exp_avg_sq(zeros());
-  if (amsgrad) {
-    state->max_exp_avg_sq(zeros());
-  }
-  return state;
-}
-
-template <typename State>
-std::vector<at::Tensor> moments(const ParamState& state) {
-  const auto& typed = static_cast<const State&>(state);
-  std::vector<at::Tensor> tensors{typed.exp_avg(), typed.exp_avg_sq()};
-  if (typed.max_exp_avg_sq().defined()) {
-    tensors.push_back(typed.max_exp_avg_sq());
-  }
-  return tensors;
-}
-
-template <typename State>
-int64_t count_step(ParamState& state) {
-  return ++static_cast<State&>(state).step();
 }
 
 } // namespace
-
-UpdateRule update_rule_of(const torch::optim::Optimizer& optimizer) {
-  if (dynamic_cast<const torch::optim::AdamW*>(&optimizer) != nullptr) {
-    return UpdateRule::kAdamW;
-  }
-  if (dynamic_cast<const torch::optim::Adam*>(&optimizer) != nullptr) {
-    return UpdateRule::kAdam;
-  }
-  if (dynamic_cast<const torch::optim::SGD*>(&optimizer) != nullptr) {
-    return UpdateRule::kSgd;
-  }
-  throw UsageError(fmt::format(
-      "shard_optimizer: got {}, whose update is not sharded yet; expected "
-      "torch::optim::AdamW, Adam or SGD; take one of those, or step this one "
-      "as it is, with its whole state on every rank",
-      c10::demangle(typeid(optimizer).name())));
-}
-
-bool needs_state(UpdateRule rule, const ParamOptions& options) {
-  return rule != UpdateRule::kSgd ||
-      static_cast<const SGDOptions&>(options).momentum() != 0;
-}
-
-std::unique_ptr<ParamState> make_state(
-    UpdateRule rule,
-    const ParamOptions& options,
-    const std::function<at::Tensor()>& zeros) {
-  switch (rule) {
-    case UpdateRule::kAdamW:
-      return make_moments<AdamWParamState>(
-          static_cast<const AdamWOptions&>(options).amsgrad(), zeros);
-    case UpdateRule::kAdam:
-      return make_moments<AdamParamState>(
-          static_cast<const AdamOptions&>(options).amsgrad(), zeros);
-    case UpdateRule::kSgd:
-      break;
-  }
-  auto state = std::make_unique<SGDParamState>();
-  state->momentum_buffer(zeros());
-  return state;
-}
-
-std::vector<at::Tensor> tensors_of(UpdateRule rule, const ParamState& state) {
-  switch (rule) {
-    case UpdateRule::kAdamW:
-      return moments<AdamWParamState>(state);
-    case UpdateRule::kAdam:
-      return moments<AdamParamState>(state);
-    case UpdateRule::kSgd:
-      break;
-  }
-  return {static_cast<const SGDParamState&>(state).momentum_buffer()};
-}
-
-int64_t advance(UpdateRule rule, ParamState& state) {
-  switch (rule) {
-    case UpdateRule::kAdamW:
-      return count_step<AdamWParamState>(state);
-    case UpdateRule::kAdam:
-      return count_step<AdamParamState>(state);
-    case UpdateRule::kSgd:
-      break;
-  }
-  return 0;
-}
 
 void run_fused_update(
     UpdateRule rule,

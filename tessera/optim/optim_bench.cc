@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Clip and step of every gradient synchronisation, on the parameters of a Llama
 // of 19 million, two ranks as threads with one thread each, against plain
-// libtorch on one rank. Prints the rows, or writes them to the file named by
-// --json.
+// libtorch on one rank; and the update alone (--only updates measures nothing
+// else). Prints the rows, or writes them to the file named by --json.
 #include <ATen/Parallel.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/full.h>
@@ -12,6 +12,7 @@
 #include <tessera/comm/run_ranks.h>
 #include <tessera/dtensor/dtensor.h>
 #include <tessera/optim/sharded_optimizer.h>
+#include <tessera/optim/update_bench.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
 
@@ -160,9 +161,20 @@ std::vector<BenchRow> measure_all() {
 } // namespace
 
 int main(int argc, char** argv) {
-  const std::vector<BenchRow> rows = measure_all();
-  if (argc == 3 && std::string(argv[1]) == "--json") {
-    write_json(rows, argv[2]);
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  const auto value_of = [&](const std::string& option) {
+    const auto found = std::ranges::find(arguments, option);
+    return found == arguments.end() || found + 1 == arguments.end()
+        ? std::string()
+        : *(found + 1);
+  };
+  std::vector<BenchRow> rows = measure_updates();
+  if (value_of("--only") != "updates") {
+    const std::vector<BenchRow> steps = measure_all();
+    rows.insert(rows.begin(), steps.begin(), steps.end());
+  }
+  if (const std::string path = value_of("--json"); !path.empty()) {
+    write_json(rows, path);
   } else {
     fmt::print("{}\n", to_json(rows));
   }

@@ -36,6 +36,23 @@ auto with_optimizer(Rule rule, Tensors params, Use&& use) {
       return use(torch::optim::Adam(
           std::move(params),
           torch::optim::AdamOptions(0.01).weight_decay(0.01)));
+    case Rule::kRmsprop:
+      return use(torch::optim::RMSprop(
+          std::move(params),
+          torch::optim::RMSpropOptions(0.01)
+              .momentum(0.9)
+              .centered(true)
+              .eps(1e-3)
+              .weight_decay(0.01)));
+    case Rule::kAdagrad:
+      return use(torch::optim::Adagrad(
+          std::move(params),
+          torch::optim::AdagradOptions(0.01)
+              .lr_decay(0.1)
+              .initial_accumulator_value(0.2)
+              .weight_decay(0.01)));
+    case Rule::kLion:
+      return use(Lion(std::move(params), LionOptions(0.01).weight_decay(0.1)));
     default:
       return use(torch::optim::SGD(std::move(params), sgd_options(rule)));
   }
@@ -193,9 +210,15 @@ std::string name_of(Rule rule) {
     case Rule::kSgdMomentum:
       return "SgdMomentum";
     case Rule::kNesterov:
+      return "Nesterov";
+    case Rule::kRmsprop:
+      return "Rmsprop";
+    case Rule::kAdagrad:
+      return "Adagrad";
+    case Rule::kLion:
       break;
   }
-  return "Nesterov";
+  return "Lion";
 }
 
 } // namespace tessera::testing

@@ -6,6 +6,7 @@
 #include <tessera/comm/run_ranks.h>
 #include <tessera/dtensor/dtensor.h>
 #include <tessera/mesh/device_mesh.h>
+#include <tessera/optim/lion.h>
 #include <tessera/optim/sharded_optimizer.h>
 
 #include <functional>
@@ -31,7 +32,16 @@ Model uneven_mlp();
 // Linear(10, 10).
 Model linear();
 
-enum class Rule { kAdamW, kAdam, kSgd, kSgdMomentum, kNesterov };
+enum class Rule {
+  kAdamW,
+  kAdam,
+  kSgd,
+  kSgdMomentum,
+  kNesterov,
+  kRmsprop,
+  kAdagrad,
+  kLion
+};
 
 struct Training {
   Rule rule = Rule::kAdamW;

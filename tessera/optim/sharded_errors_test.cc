@@ -34,14 +34,15 @@ std::string usage_error(const std::function<void(at::Tensor param)>& fn) {
 TEST(ShardedErrors, NameTheOptimizerAndThoseThatCanBeSharded) {
   const auto message = usage_error([](const at::Tensor& param) {
     shard_optimizer(
-        torch::optim::RMSprop({param}, torch::optim::RMSpropOptions()),
+        torch::optim::LBFGS({param}, torch::optim::LBFGSOptions()),
         ShardingStage1("dp"));
   });
   EXPECT_EQ(
       message,
-      "shard_optimizer: got torch::optim::RMSprop, whose update is not sharded "
-      "yet; expected torch::optim::AdamW, Adam or SGD; take one of those, or "
-      "step this one as it is, with its whole state on every rank");
+      "shard_optimizer: got torch::optim::LBFGS, whose update is not sharded "
+      "yet; expected torch::optim::AdamW, Adam, SGD, RMSprop or Adagrad, or "
+      "tessera::Lion; take one of those, or step this one as it is, with its "
+      "whole state on every rank");
 }
 
 TEST(ShardedErrors, ListTheAxesOfTheMesh) {

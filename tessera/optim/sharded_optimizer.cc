@@ -326,7 +326,7 @@ ShardedOptimizer::ShardedOptimizer(
     : Optimizer(ParamGroups(), optimizer.defaults().clone()),
       impl_(std::make_unique<Impl>(Impl{
           update_rule_of(optimizer), std::move(stage.axis), options, {}})) {
-  if (!optimizer.state().empty()) {
+  if (has_stepped(optimizer)) {
     throw UsageError(
         "shard_optimizer: got an optimizer that has stepped, expected a fresh "
         "one; shard it before training");

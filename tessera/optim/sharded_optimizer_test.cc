@@ -108,7 +108,10 @@ TEST_P(EveryMode, UnevenShapesAndScalarsTrainLikeOne) {
         Rule::kAdam,
         Rule::kSgd,
         Rule::kSgdMomentum,
-        Rule::kNesterov}) {
+        Rule::kNesterov,
+        Rule::kRmsprop,
+        Rule::kAdagrad,
+        Rule::kLion}) {
     const Tensors plain = testing::train_plain(model, batch, training(rule));
     run_ranks(ranks(), [&](World world) {
       const DeviceMesh mesh = make_mesh(world, {{"dp", world.size()}});
