@@ -8,7 +8,12 @@
 #include <tessera/comm/run_ranks.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <functional>
+#include <future>
+#include <memory>
+#include <stdexcept>
 #include <thread>
+#include <vector>
 
 namespace tessera {
 namespace {
@@ -79,6 +84,81 @@ TEST(Background, AMismatchComesOutOfWaitOnEveryRank) {
 }
 
 // A message that the peer wants before it comes to the collective.
+// Runs `fn` on rank 0 with a call whose peers come when `fn` has returned.
+void with_a_waiting_call(
+    const World& world,
+    const Group& group,
+    const std::function<void(const WorkPtr&)>& fn) {
+  at::Tensor x = at::ones({100'000});
+  if (world.rank() == 0) {
+    fn(group.background().all_reduce(x, ReduceOp::kSum));
+    world.store()->set("went on", "1");
+  } else {
+    world.store()->wait({"went on"});
+    group.background().all_reduce(x, ReduceOp::kSum)->wait();
+  }
+}
+
+TEST(Background, ACollectiveInACallbackIsRefusedForItWouldWaitForItself) {
+  run_ranks(2, [](const World& world) {
+    const Group& group = world.group();
+    c10::intrusive_ptr<c10::ivalue::Future> after;
+    with_a_waiting_call(world, group, [&](const WorkPtr& work) {
+      after = work->getFuture()->then(
+          [&group](c10::ivalue::Future&) {
+            group.barrier()->wait();
+            return c10::IValue();
+          },
+          c10::NoneType::get());
+    });
+    if (after) {
+      EXPECT_THAT(
+          [&] { after->waitAndThrow(); },
+          ThrowsMessage<UsageError>(HasSubstr("callback")));
+    }
+    group.barrier()->wait(); // nothing is lost
+  });
+}
+
+TEST(Background, WhatACallbackThrowsComesOutOfWait) {
+  run_ranks(2, [](const World& world) {
+    WorkPtr kept;
+    with_a_waiting_call(world, world.group(), [&](const WorkPtr& work) {
+      work->getFuture()->addCallback(
+          [](c10::ivalue::Future&) { throw std::runtime_error("mine"); });
+      kept = work;
+    });
+    if (kept) {
+      EXPECT_THAT(
+          [&] { kept->wait(); },
+          ThrowsMessage<std::runtime_error>(HasSubstr("mine")));
+    }
+    world.group().barrier()->wait();
+  });
+}
+
+TEST(Background, ACallbackMayHoldTheLastHandleOfItsGroup) {
+  run_ranks(2, [](const World& world) {
+    std::promise<void> gone;
+    struct Held {
+      std::shared_ptr<void> told; // goes after the group
+      Group group;
+    };
+    {
+      Group group = world.new_group(std::vector<int64_t>{0, 1}, "own");
+      with_a_waiting_call(world, group, [&](const WorkPtr& work) {
+        auto held = std::make_shared<Held>();
+        held->told = {nullptr, [&](void*) { gone.set_value(); }};
+        held->group = std::move(group);
+        work->getFuture()->addCallback([held](c10::ivalue::Future&) {});
+      });
+    }
+    if (world.rank() == 0) {
+      gone.get_future().wait();
+    }
+  });
+}
+
 TEST(Background, MessagesPassACollectiveThatWaits) {
   run_ranks(2, [](const World& world) {
     const Group& group = world.group();

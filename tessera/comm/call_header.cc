@@ -62,7 +62,7 @@ std::string describe(const Announcement& call) {
     text += fmt::format(" from rank {}", header.root);
   }
   if (header.asker[0] != '\0') {
-    text += fmt::format(" asked by {}", header.asker.data());
+    text += fmt::format(" asked by {}", text_in(header.asker));
   }
   return text;
 }

@@ -76,11 +76,6 @@ std::string gone_key(int64_t rank) {
   return fmt::format("gone/{}", rank);
 }
 
-std::string text_in(const PeerStatus& status) {
-  const auto& text = status.text;
-  return {text.data(), strnlen(text.data(), text.size())};
-}
-
 } // namespace
 
 std::shared_ptr<PeerWatch> PeerWatch::open(const PeerWatchOptions& options) {
@@ -261,7 +256,7 @@ std::optional<Culprit> PeerWatch::gone(int64_t rank) const {
   if (status != nullptr &&
       status->failed.load(std::memory_order_acquire) != 0) {
     if (status->culprit.load() == rank) {
-      return Culprit{.rank = rank, .text = text_in(*status)};
+      return Culprit{.rank = rank, .text = std::string(text_in(status->text))};
     }
     return std::nullopt; // it only followed another
   }
@@ -297,7 +292,10 @@ std::optional<Culprit> PeerWatch::blamed_by_others(
           .late = late,
           .text = describe(rank) + ", gave up waiting for this rank"};
     }
-    return Culprit{.rank = culprit, .late = late, .text = text_in(*status)};
+    return Culprit{
+        .rank = culprit,
+        .late = late,
+        .text = std::string(text_in(status->text))};
   }
   return std::nullopt;
 }
@@ -403,6 +401,7 @@ Culprit PeerWatch::find(
 
 // The first failure of a rank stays: what comes later follows from it.
 void PeerWatch::publish(const Culprit& culprit) {
+  const std::scoped_lock lock(publish_mutex_); // groups fail side by side
   if (culprit.rank < 0 || self_->failed.load() != 0) {
     return;
   }

@@ -121,6 +121,7 @@ class PeerWatch {
   int memory_fd_ = -1;
   int stop_fd_ = -1; // an eventfd
   std::shared_ptr<PeerStatus> self_;
+  std::mutex publish_mutex_;
   std::vector<Peer> peers_;
   std::mutex listeners_mutex_; // held while they run
   std::map<uint64_t, std::function<void(int64_t)>> listeners_;

@@ -3,9 +3,13 @@
 #include <ATen/core/ivalue.h>
 #include <pthread.h>
 #include <sched.h>
+#include <tessera/base/error.h>
 #include <tessera/comm/progress_thread.h>
 #include <tessera/comm/record.h>
 
+#include <condition_variable>
+#include <deque>
+#include <mutex>
 #include <utility>
 
 namespace tessera {
@@ -68,10 +72,14 @@ class ProgressThread::QueuedWork : public c10d::Work {
       error = std::current_exception();
     }
     call_ = nullptr;
-    if (error) {
-      future_->setError(error);
-    } else {
-      future_->markCompleted(c10::IValue(results_));
+    try { // what callbacks throw comes out of wait()
+      if (error) {
+        future_->setError(error);
+      } else {
+        future_->markCompleted(c10::IValue(results_));
+      }
+    } catch (...) {
+      error = std::current_exception();
     }
     finish(error);
   }
@@ -83,16 +91,25 @@ class ProgressThread::QueuedWork : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
+struct ProgressThread::Queue {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<c10::intrusive_ptr<QueuedWork>> works; // the first one runs
+  bool ending = false;
+};
+
 ProgressThread::ProgressThread(int64_t rank, int64_t size)
-    : rank_(rank), size_(size) {}
+    : rank_(rank), size_(size), queue_(std::make_shared<Queue>()) {}
 
 ProgressThread::~ProgressThread() {
   {
-    const std::scoped_lock lock(mutex_);
-    ending_ = true;
+    const std::scoped_lock lock(queue_->mutex);
+    queue_->ending = true;
   }
-  changed_.notify_all();
-  if (thread_.joinable()) {
+  queue_->changed.notify_all();
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();
+  } else if (thread_.joinable()) {
     thread_.join();
   }
 }
@@ -102,18 +119,21 @@ WorkPtr ProgressThread::submit(
   auto work =
       c10::make_intrusive<QueuedWork>(std::move(call), std::move(results));
   {
-    const std::scoped_lock lock(mutex_);
-    used_.store(true, std::memory_order_relaxed);
-    queue_.push_back(work);
-    if (!thread_.joinable()) {
-      thread_ = std::thread([this, compute = at::get_num_threads()] {
+    const std::scoped_lock lock(queue_->mutex);
+    if (!thread_.joinable()) { // before a work waits for it: this may throw
+      thread_ = std::thread([queue = queue_,
+                             rank = rank_,
+                             size = size_,
+                             compute = at::get_num_threads()] {
         quiet = true;
-        keep_off_compute_cores(rank_, size_, compute);
-        run();
+        keep_off_compute_cores(rank, size, compute);
+        run(*queue);
       });
     }
+    used_.store(true, std::memory_order_relaxed);
+    queue_->works.push_back(work);
   }
-  changed_.notify_all();
+  queue_->changed.notify_all();
   return work;
 }
 
@@ -121,23 +141,29 @@ void ProgressThread::drain() {
   if (!used_.load(std::memory_order_relaxed)) {
     return;
   }
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return queue_.empty(); });
+  std::unique_lock lock(queue_->mutex);
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    throw UsageError(
+        "a collective in the callback of a background call would wait for "
+        "that call; use background() there too, or wait() and call it then");
+  }
+  queue_->changed.wait(lock, [this] { return queue_->works.empty(); });
 }
 
-void ProgressThread::run() {
-  std::unique_lock lock(mutex_);
+void ProgressThread::run(Queue& queue) {
+  std::unique_lock lock(queue.mutex);
   while (true) {
-    changed_.wait(lock, [this] { return ending_ || !queue_.empty(); });
-    if (queue_.empty()) {
+    queue.changed.wait(
+        lock, [&queue] { return queue.ending || !queue.works.empty(); });
+    if (queue.works.empty()) {
       return;
     }
-    const auto work = queue_.front();
+    const auto work = queue.works.front();
     lock.unlock();
     work->run();
     lock.lock();
-    queue_.pop_front();
-    changed_.notify_all();
+    queue.works.pop_front();
+    queue.changed.notify_all();
   }
 }
 

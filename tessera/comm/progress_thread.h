@@ -4,11 +4,9 @@
 #include <tessera/comm/group.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
-#include <mutex>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -21,7 +19,9 @@ namespace tessera {
 class ProgressThread {
  public:
   ProgressThread(int64_t rank, int64_t size);
-  ~ProgressThread(); // runs what is queued first
+  // Runs what is queued first; on the thread itself, where the callback of a
+  // future may drop the last handle of the group, right after.
+  ~ProgressThread();
   ProgressThread(const ProgressThread&) = delete;
   ProgressThread& operator=(const ProgressThread&) = delete;
 
@@ -30,22 +30,21 @@ class ProgressThread {
   // call is asked for by the asker of this thread's AskerScope.
   WorkPtr submit(std::function<void()> call, std::vector<at::Tensor> results);
   // Returns when nothing is queued or running. Costs next to nothing while
-  // nothing was ever submitted.
+  // nothing was ever submitted. Throws UsageError on the thread itself, as in
+  // the callback of a future: it would wait for the call that it is part of.
   void drain();
 
  private:
   class QueuedWork;
+  struct Queue; // outlives this object where the thread itself drops it
 
-  void run();
+  static void run(Queue& queue);
 
   const int64_t rank_;
   const int64_t size_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<c10::intrusive_ptr<QueuedWork>> queue_; // the first one runs
-  bool ending_ = false;
+  std::shared_ptr<Queue> queue_;
   std::atomic<bool> used_ = false;
-  std::thread thread_;
+  std::thread thread_; // started and read with the queue's mutex held
 };
 
 // Whether this thread waits for peers without spinning, since others of its

@@ -19,6 +19,13 @@ namespace {
 constexpr auto kGrace =
     std::chrono::seconds(10); // for ranks to notice that they were aborted
 
+// Deadlines are those of ordinary builds; under a sanitizer all is slower.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr int kSlowness = 5;
+#else
+constexpr int kSlowness = 1;
+#endif
+
 constexpr const char* kDeadlinePassed = "the deadline of run_ranks passed";
 
 // Shared by the caller and the ranks' threads; outlives the caller when a
@@ -149,7 +156,7 @@ std::string report(Run& run, bool late, const RunRanksOptions& options) {
 bool await(Run& run, const RunRanksOptions& options) {
   std::unique_lock lock(run.mutex);
   if (run.changed.wait_for(
-          lock, options.deadline, [&] { return run.all_done(); })) {
+          lock, options.deadline * kSlowness, [&] { return run.all_done(); })) {
     return false;
   }
   run.late = true; // for ranks that have no world yet

@@ -26,7 +26,9 @@ struct SharedRange {
 // Tensors of Group::allocate and of c10d's allocateTensor lie here. It grows by
 // reserving address space in large pieces; a block's pages are taken when it is
 // allocated. Freed blocks are kept for the next, up to as much as is in use and
-// a little more; what goes beyond returns to the system. Thread-safe.
+// a little more; what goes beyond returns to the system. Thread-safe. A
+// process that forks leaves the memory to its parent: what the child allocates
+// lies apart, and what it frees stays.
 class ShmArena : public c10::Allocator {
  public:
   static ShmArena& instance(); // lives as long as the process
@@ -57,6 +59,8 @@ class ShmArena : public c10::Allocator {
   };
 
   std::optional<Block> take(std::size_t bytes);
+  static bool is_own(const Segment& segment);
+  static void add_free(Segment& segment, std::size_t begin, std::size_t bytes);
   void give_back(void* data);
   const Segment* segment_of(const void* data) const;
 

@@ -148,7 +148,7 @@ void ShmEngine::find_places(c10::function_ref<int64_t(int64_t)> bytes_of) {
   all_in_place_ = true;
   any_in_place_ = false;
   for (int64_t rank = 0; rank < size_; ++rank) {
-    const ShmOffer& offer = window_->offer(rank, seq_);
+    const ShmOffer offer = window_->offer(rank, seq_); // looked at once
     const int64_t bytes = bytes_of(rank);
     std::byte*& place = places_[static_cast<std::size_t>(rank)];
     place = nullptr;
@@ -166,12 +166,23 @@ void ShmEngine::find_places(c10::function_ref<int64_t(int64_t)> bytes_of) {
 std::byte* ShmEngine::reach(
     int64_t rank, const ShmOffer& offer, int64_t bytes) {
   const bool here = offer.reach == Reach::kAddress && one_process_;
-  const uint64_t size = offer.range.memory.bytes;
-  if (offer.bytes < static_cast<uint64_t>(bytes) ||
-      (!here &&
-       (offer.reach != Reach::kArena || offer.bytes > size ||
-        offer.range.offset > size - offer.bytes ||
-        offer.range.memory.pid != window_->member(rank).pid))) {
+  const MemoryAddress& place = offer.range.memory;
+  bool good = offer.bytes >= static_cast<uint64_t>(bytes) &&
+      (here ||
+       (offer.reach == Reach::kArena &&
+        place.pid == window_->member(rank).pid));
+  std::byte* data = nullptr;
+  if (good && here) {
+    data = offer.address;
+  } else if (good && rank == rank_) {
+    data = static_cast<std::byte*>(given_.mutable_data_ptr());
+  } else if (good) {
+    const SharedMemory& memory = memory_of(rank, place);
+    const uint64_t size = memory.address().bytes; // not what the offer says
+    good = offer.bytes <= size && offer.range.offset <= size - offer.bytes;
+    data = good ? memory.data() + offer.range.offset : nullptr;
+  }
+  if (!good) {
     fail(
         FailureKind::kPeer,
         fmt::format(
@@ -180,25 +191,23 @@ std::byte* ShmEngine::reach(
             who(rank),
             offer.bytes,
             offer.range.offset,
-            size,
+            place.bytes,
             bytes));
   }
-  if (here) {
-    return offer.address;
-  }
-  if (rank == rank_) {
-    return static_cast<std::byte*>(given_.mutable_data_ptr());
-  }
+  return data;
+}
+
+// A segment of a rank's arena, mapped at its first use.
+const SharedMemory& ShmEngine::memory_of(
+    int64_t rank, const MemoryAddress& place) {
   auto& known = attached_[static_cast<std::size_t>(rank)];
-  const auto found =
-      std::ranges::find(known, offer.range.memory.nonce, &Attached::nonce);
+  const auto found = std::ranges::find(known, place.nonce, &Attached::nonce);
   if (found != known.end()) {
-    return found->memory->data() + offer.range.offset;
+    return *found->memory;
   }
   try {
-    auto memory = SharedMemory::attach(offer.range.memory);
-    known.push_back({offer.range.memory.nonce, memory});
-    return memory->data() + offer.range.offset;
+    known.push_back({place.nonce, SharedMemory::attach(place)});
+    return *known.back().memory;
   } catch (const Error& error) {
     fail(
         FailureKind::kPeer,
@@ -266,9 +275,23 @@ void ShmEngine::wait_for_peers() {
   }
 }
 
+// Inside of a collective, which fails when a message cannot go on.
 void ShmEngine::pump_messages() {
-  const std::scoped_lock lock(messages_mutex_);
-  messages_.pump();
+  try {
+    const std::scoped_lock lock(messages_mutex_);
+    messages_.pump();
+  } catch (const std::exception& error) {
+    fail(FailureKind::kPeer, error.what());
+  }
+}
+
+// With the messages' mutex held.
+void ShmEngine::pump_messages_for(bool outgoing) {
+  try {
+    messages_.pump();
+  } catch (const std::exception& error) {
+    fail_message(outgoing, FailureKind::kPeer, error.what());
+  }
 }
 
 void ShmEngine::sleep(int64_t missing, std::chrono::microseconds limit) {
@@ -291,7 +314,7 @@ ShmTransferPtr ShmEngine::start_send(
   throw_if_dead(/*outgoing=*/true);
   const std::scoped_lock lock(messages_mutex_);
   auto transfer = messages_.send(tensor, peer, tag);
-  messages_.pump();
+  pump_messages_for(/*outgoing=*/true);
   return transfer;
 }
 
@@ -300,7 +323,7 @@ ShmTransferPtr ShmEngine::start_recv(
   throw_if_dead(/*outgoing=*/false);
   const std::scoped_lock lock(messages_mutex_);
   auto transfer = messages_.recv(tensor, peer, tag);
-  messages_.pump();
+  pump_messages_for(/*outgoing=*/false);
   return transfer;
 }
 
@@ -311,7 +334,7 @@ bool ShmEngine::poll(const ShmTransfer& transfer) {
 ShmEngine::Progress ShmEngine::advance(const ShmTransfer& transfer) {
   const std::scoped_lock lock(messages_mutex_);
   if (!transfer.done) {
-    messages_.pump();
+    pump_messages_for(transfer.outgoing);
     if (!transfer.done) {
       throw_if_dead(transfer.outgoing);
     }

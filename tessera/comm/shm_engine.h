@@ -106,6 +106,7 @@ class ShmEngine {
 
   ShmOffer offer_for(const at::Tensor& given) const;
   std::byte* reach(int64_t rank, const ShmOffer& offer, int64_t bytes);
+  const SharedMemory& memory_of(int64_t rank, const MemoryAddress& place);
   void arrive();
   void wait_for_peers();
   void sleep(int64_t missing, std::chrono::microseconds limit);
@@ -116,6 +117,7 @@ class ShmEngine {
   Progress advance(const ShmTransfer& transfer);
   void wake_if_sleeping(int64_t rank) const;
   void pump_messages();
+  void pump_messages_for(bool outgoing);
   void watch_message_peer(
       const ShmTransfer& transfer, Clock::time_point waiting_since);
   void watch_peers(Clock::time_point waiting_since);
@@ -179,8 +181,6 @@ class ShmEngine {
   std::vector<std::vector<Attached>> attached_; // of each rank's arena
   std::vector<const std::byte*> sources_; // of one reduction
   std::vector<std::byte*> targets_;
-  // Buffers of a failed call that a rank which does not answer may still use.
-  std::vector<at::Tensor> abandoned_;
   bool checked_ = true; // the running call's header against its peers
 };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
+#include <tessera/base/error.h>
 #include <tessera/base/text.h>
 #include <tessera/comm/shm_futex.h>
 #include <tessera/comm/shm_messages.h>
@@ -96,6 +97,23 @@ void ShmMessages::pump() {
   }
 }
 
+// How much of a ring is full. One of its ends is the peer's word.
+uint64_t ShmMessages::bytes_in(int64_t from, int64_t to) const {
+  const ShmChannel& channel = window_.channel(from, to);
+  const uint64_t bytes = channel.written.load(std::memory_order_acquire) -
+      channel.read.load(std::memory_order_acquire);
+  if (bytes > kCapacity) {
+    throw CorruptionError(fmt::format(
+        "messages from rank {} to rank {}: {} bytes in a ring of {}; do all "
+        "ranks run the same build?",
+        from,
+        to,
+        bytes,
+        kCapacity));
+  }
+  return bytes;
+}
+
 // Writes what fits of the sends to `peer`. Returns whether anything moved.
 bool ShmMessages::push(int64_t peer) {
   auto& sends = peers_[static_cast<std::size_t>(peer)].sends;
@@ -105,8 +123,7 @@ bool ShmMessages::push(int64_t peer) {
   while (!sends.empty()) {
     ShmTransfer& transfer = *sends.front();
     uint64_t written = channel.written.load(std::memory_order_relaxed);
-    uint64_t space =
-        kCapacity - (written - channel.read.load(std::memory_order_acquire));
+    uint64_t space = kCapacity - bytes_in(rank_, peer);
     const Header header{
         transfer.tensor.nbytes(),
         static_cast<int64_t>(transfer.tensor.scalar_type()),
@@ -152,8 +169,7 @@ bool ShmMessages::open_message(int64_t peer) {
   Peer& state = peers_[static_cast<std::size_t>(peer)];
   ShmChannel& channel = window_.channel(peer, rank_);
   const uint64_t read = channel.read.load(std::memory_order_relaxed);
-  if (state.receives.empty() ||
-      channel.written.load(std::memory_order_acquire) - read < sizeof(Header)) {
+  if (state.receives.empty() || bytes_in(peer, rank_) < sizeof(Header)) {
     return false;
   }
   read_ring(
@@ -161,16 +177,17 @@ bool ShmMessages::open_message(int64_t peer) {
       read,
       reinterpret_cast<std::byte*>(&state.header),
       sizeof(Header));
-  channel.read.store(read + sizeof(Header), std::memory_order_release);
-  state.inside = true;
   state.done = 0;
   state.target = nullptr;
   const auto wanted = std::ranges::find_if(
       state.receives,
       [&](const auto& receive) { return receive->tag == state.header.tag; });
   if (wanted == state.receives.end()) {
-    state.kept.push_back(
-        {state.header, std::vector<std::byte>(state.header.bytes)});
+    state.kept.push_back({state.header, {}});
+  }
+  channel.read.store(read + sizeof(Header), std::memory_order_release);
+  state.inside = true;
+  if (wanted == state.receives.end()) {
     return true;
   }
   state.target = *wanted;
@@ -191,13 +208,16 @@ bool ShmMessages::pull(int64_t peer) {
       return any; // the group dies of it
     }
     const uint64_t read = channel.read.load(std::memory_order_relaxed);
-    const uint64_t there =
-        channel.written.load(std::memory_order_acquire) - read;
-    const uint64_t bytes = std::min(there, state.header.bytes - state.done);
+    const uint64_t bytes =
+        std::min(bytes_in(peer, rank_), state.header.bytes - state.done);
     if (bytes > 0) {
-      std::byte* data = state.target
-          ? static_cast<std::byte*>(state.target->tensor.mutable_data_ptr())
-          : state.kept.back().data.data();
+      std::byte* data = nullptr;
+      if (state.target) {
+        data = static_cast<std::byte*>(state.target->tensor.mutable_data_ptr());
+      } else {
+        state.kept.back().data.resize(state.done + bytes);
+        data = state.kept.back().data.data();
+      }
       read_ring(window_.ring(peer, rank_), read, data + state.done, bytes);
       channel.read.store(read + bytes, std::memory_order_release);
       state.done += bytes;

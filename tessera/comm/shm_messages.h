@@ -28,8 +28,9 @@ using ShmTransferPtr = std::shared_ptr<ShmTransfer>;
 
 // The messages of one rank: one ring of bytes per ordered pair of ranks, in
 // which each message is a header and its elements. Nothing here blocks: pump()
-// moves what fits. A message whose receive is not posted yet is kept aside once
-// another one waits behind it. Not thread-safe.
+// moves what fits, and throws CorruptionError when a peer says what cannot be.
+// A message whose receive is not posted yet is kept aside once another one
+// waits behind it. Not thread-safe.
 class ShmMessages {
  public:
   ShmMessages(const ShmWindow& window, int64_t rank);
@@ -49,7 +50,7 @@ class ShmMessages {
   };
   struct Message { // arrived without a posted receive
     Header header;
-    std::vector<std::byte> data;
+    std::vector<std::byte> data; // grows as they arrive
   };
   struct Peer {
     std::deque<ShmTransferPtr> sends;
@@ -62,6 +63,7 @@ class ShmMessages {
     ShmTransferPtr target; // null: it goes to kept.back()
   };
 
+  uint64_t bytes_in(int64_t from, int64_t to) const;
   bool push(int64_t peer);
   bool pull(int64_t peer);
   bool open_message(int64_t peer);

@@ -10,8 +10,12 @@
 
 #include <cerrno>
 #include <csignal>
+#include <limits>
+#include <mutex>
 #include <optional>
 #include <thread>
+#include <utility>
+#include <vector>
 
 namespace tessera {
 namespace {
@@ -27,6 +31,15 @@ bool has_ended(int pidfd, int pid) {
   return poll(&query, 1, 0) > 0;
 }
 
+// Outlives the engine: a rank that does not answer may go on writing into it
+// at any time, whatever has become of the group.
+void keep_for_ever(at::Tensor tensor) {
+  static std::mutex mutex;
+  static auto* kept = new std::vector<at::Tensor>;
+  const std::scoped_lock lock(mutex);
+  kept->push_back(std::move(tensor));
+}
+
 [[noreturn]] void throw_error(FailureKind kind, const std::string& message) {
   if (kind == FailureKind::kTimeout) {
     throw TimeoutError(message);
@@ -39,7 +52,7 @@ bool has_ended(int pidfd, int pid) {
 std::string ShmEngine::identity_of(int64_t rank) const {
   const ShmMember& member = window_->member(rank);
   return fmt::format(
-      "rank {} (pid {}, host {}", rank, member.pid, member.host.data());
+      "rank {} (pid {}, host {}", rank, member.pid, text_in(member.host));
 }
 
 // Of this rank only where it cannot begin another call meanwhile.
@@ -113,7 +126,7 @@ void ShmEngine::leave_no_reader() {
     while (member.touching.load(std::memory_order_seq_cst) != 0 &&
            !is_gone(peer)) {
       if (is_stopped(member.pid) || Clock::now() - start > kReaderPatience) {
-        abandoned_.push_back(given_);
+        keep_for_ever(std::move(given_));
         given_ = at::Tensor();
         return;
       }
@@ -145,8 +158,8 @@ std::optional<ShmEngine::Failure> ShmEngine::published_failure() const {
         FailureState::kPublished) {
       return Failure{
           control.failure_kind,
-          std::string("the group is dead; first error: ") +
-              control.failure_text.data()};
+          std::string("the group is dead; first error: ")
+              .append(text_in(control.failure_text))};
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -298,16 +311,21 @@ void ShmEngine::compare_headers(bool only_arrived) {
 }
 
 void ShmEngine::compare_counts_of_pairs() {
+  // So that no sum of them, in bytes, overflows.
+  const int64_t most = std::numeric_limits<int64_t>::max() /
+      static_cast<int64_t>(sizeof(c10::complex<double>)) / size_;
   for (int64_t from = 0; from < size_; ++from) {
     for (int64_t to = 0; to < size_; ++to) {
       const int64_t gives = window_->counts(from, seq_)[to];
       const int64_t takes = window_->counts(to, seq_)[size_ + from];
-      if (gives != takes) {
+      if (gives != takes || gives < 0 || gives > most) {
         checked_ = true;
         fail(
             FailureKind::kPeer,
             fmt::format(
-                "{} gives {} elements to {}, which takes {}; counts must match",
+                "{} gives {} elements to {}, which takes {}; counts must match "
+                "and "
+                "be possible",
                 who(from),
                 gives,
                 who(to),
