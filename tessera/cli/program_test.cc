@@ -225,7 +225,9 @@ TEST(Program, ComparesTheModesFromTheSameSeed) {
        json.path()});
   ASSERT_EQ(ran.code, 0) << ran.err;
   EXPECT_THAT(
-      ran.out, testing::ContainsRegex("kImplicit +kAllReduce +kReduceScatter"));
+      ran.out,
+      testing::ContainsRegex(
+          "kImplicit +kAllReduce +kReduceScatter +kBucketed"));
   std::map<std::string, double> values;
   std::ifstream rows(json.path());
   for (const auto& row : nlohmann::json::parse(rows)) {

@@ -6,10 +6,11 @@
 namespace tessera::cli {
 
 std::span<const SyncMode> sync_modes() {
-  static constexpr std::array<SyncMode, 3> kModes = {{
+  static constexpr std::array<SyncMode, 4> kModes = {{
       {"implicit", "kImplicit", GradientSync::kImplicit},
       {"all-reduce", "kAllReduce", GradientSync::kAllReduce},
       {"reduce-scatter", "kReduceScatter", GradientSync::kReduceScatter},
+      {"bucketed", "kBucketed", GradientSync::kBucketed},
   }};
   return kModes;
 }

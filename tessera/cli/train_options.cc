@@ -148,6 +148,15 @@ void declare_world_options(CLI::App& app, TrainOptions& options) {
   choices.insert(choices.begin(), "default");
   add_choice(
       app, "--sync", options.sync, choices, "How gradients are synchronised");
+  add_count(
+      app,
+      "--bucket-mb",
+      options.bucket_mb,
+      "MiB of parameters in one flat buffer of --sync bucketed, at most");
+  app.add_flag(
+      "--overlap",
+      options.overlap,
+      "Begin to reduce a flat buffer during backward");
 }
 
 int64_t world_of(
@@ -233,6 +242,8 @@ TrainerOptions trainer_options(const TrainOptions& options) {
   trainer.seed = options.seed;
   trainer.validation_fraction = options.validation_fraction;
   trainer.sync = sync_of(options.sync);
+  trainer.bucket_bytes = options.bucket_mb << 20;
+  trainer.overlap = options.overlap;
   trainer.axis = kBatchAxis;
   return trainer;
 }

@@ -71,6 +71,9 @@ TEST(TrainOptions, NamesEverySynchronisationMode) {
   EXPECT_EQ(
       plan({"--sync", "reduce-scatter"}).trainer.sync,
       GradientSync::kReduceScatter);
+  EXPECT_EQ(plan({"--sync", "bucketed"}).trainer.sync, GradientSync::kBucketed);
+  EXPECT_EQ(plan({"--bucket-mb", "3"}).trainer.bucket_bytes, 3 << 20);
+  EXPECT_TRUE(plan({"--overlap"}).trainer.overlap);
   EXPECT_THROW(plan({"--sync", "fast"}), CLI::ValidationError);
 }
 

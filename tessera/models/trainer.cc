@@ -102,7 +102,9 @@ struct Trainer::Impl {
         optimizer(shard_optimizer(
             adamw(*model, options),
             ShardingStage1(options.axis),
-            {.sync = options.sync})) {}
+            {.sync = options.sync,
+             .bucket_bytes = options.bucket_bytes,
+             .overlap = options.overlap})) {}
 
   // The batch as two distributed tensors, cut along the axis.
   Batch distributed(const Batch& local) const {

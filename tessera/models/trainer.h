@@ -26,6 +26,8 @@ struct TrainerOptions {
   uint64_t seed = 0; // of weights and of the data's order
   double validation_fraction = 0.05;
   GradientSync sync{}; // kDefault
+  int64_t bucket_bytes = int64_t{64} << 20; // of a flat buffer, at most
+  bool overlap = false; // reductions begin during backward
   std::string axis =
       "dp"; // mesh axis that the batch and the optimizer's states are cut along
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/scalar_tensor.h>
 #include <tessera/comm/group.h>
 #include <tessera/comm/world.h>
 #include <tessera/optim/global_norm.h>
@@ -31,50 +31,57 @@ double local_norm(const at::Tensor& local, double norm_type) {
       .item<double>();
 }
 
-// Norms add up as sums of their powers, or as their maximum.
-class Accumulator {
- public:
-  explicit Accumulator(double norm_type) : norm_type_(norm_type) {}
-
-  void add(double norm) {
-    if (std::isinf(norm_type_)) {
-      value_ = std::max(
-          value_,
-          std::isnan(norm) ? std::numeric_limits<double>::infinity()
-                           : norm); // a maximum over ranks may lose NaN
-    } else {
-      value_ += std::pow(norm, norm_type_);
-    }
-  }
-
-  double over(const World& world) const {
-    const at::Tensor sum =
-        at::scalar_tensor(value_, c10::TensorOptions().dtype(c10::kDouble));
-    world.group()
-        .all_reduce(
-            sum, std::isinf(norm_type_) ? ReduceOp::kMax : ReduceOp::kSum)
-        ->wait();
-    const auto total = sum.item<double>();
-    return std::isinf(norm_type_) ? total : std::pow(total, 1 / norm_type_);
-  }
-
- private:
-  double norm_type_;
-  double value_ = 0;
-};
+double over_ranks(const World& world, const NormSum& sum, double norm_type) {
+  std::vector<double> values{sum.value()};
+  all_reduce_values(world, values, sum.op());
+  return NormSum::norm_of(values.front(), norm_type);
+}
 
 } // namespace
 
+void NormSum::add(const at::Tensor& local) {
+  if (local.numel() > 0) {
+    add_norm(local_norm(local, norm_type_));
+  }
+}
+
+void NormSum::add_norm(double norm) {
+  if (std::isinf(norm_type_)) {
+    value_ = std::max(
+        value_,
+        std::isnan(norm) ? std::numeric_limits<double>::infinity()
+                         : norm); // a maximum over ranks may lose NaN
+  } else {
+    value_ += std::pow(norm, norm_type_);
+  }
+}
+
+ReduceOp NormSum::op() const {
+  return std::isinf(norm_type_) ? ReduceOp::kMax : ReduceOp::kSum;
+}
+
+double NormSum::norm_of(double value, double norm_type) {
+  return std::isinf(norm_type) ? value : std::pow(value, 1 / norm_type);
+}
+
+void all_reduce_values(
+    const World& world, std::vector<double>& values, ReduceOp op) {
+  const at::Tensor together = at::from_blob(
+      values.data(),
+      {static_cast<int64_t>(values.size())},
+      c10::TensorOptions().dtype(c10::kDouble));
+  world.group().all_reduce(together, op)->wait();
+}
+
 double global_norm(
     const World& world, const std::vector<NormPart>& parts, double norm_type) {
-  Accumulator total(norm_type);
+  NormSum total(norm_type);
   for (const NormPart& part : parts) {
-    if (part.local.numel() > 0 &&
-        is_first_on(part.spec->mesh, part.spec->placements)) {
-      total.add(local_norm(part.local, norm_type));
+    if (is_first_on(part.spec->mesh, part.spec->placements)) {
+      total.add(part.local);
     }
   }
-  return total.over(world);
+  return over_ranks(world, total, norm_type);
 }
 
 double clip_coefficient(double max_norm, double norm) {
@@ -84,14 +91,14 @@ double clip_coefficient(double max_norm, double norm) {
 
 double combine_norms(
     const World& world, const std::vector<MeshNorm>& norms, double norm_type) {
-  Accumulator total(norm_type);
+  NormSum total(norm_type);
   for (const MeshNorm& part : norms) {
     const auto& coordinates = part.mesh.coordinates();
     if (std::ranges::all_of(coordinates, [](int64_t c) { return c == 0; })) {
-      total.add(part.norm);
+      total.add_norm(part.norm);
     }
   }
-  return total.over(world);
+  return over_ranks(world, total, norm_type);
 }
 
 } // namespace tessera

@@ -194,9 +194,11 @@ std::string name_of(GradientSync sync) {
     case GradientSync::kAllReduce:
       return "AllReduce";
     case GradientSync::kReduceScatter:
+      return "ReduceScatter";
+    case GradientSync::kBucketed:
       break;
   }
-  return "ReduceScatter";
+  return "Bucketed";
 }
 
 std::string name_of(Rule rule) {

@@ -130,7 +130,7 @@ class Environment : public ::testing::Test {
 };
 
 TEST_F(Environment, ChoosesWhereTheCodeDidNot) {
-  EXPECT_EQ(chosen(), GradientSync::kReduceScatter);
+  EXPECT_EQ(chosen(), GradientSync::kBucketed);
   for (const char* on : {"True", "true", "1"}) {
     setenv("FLAGS_fuse_allreduce_in_opt", on, 1);
     EXPECT_EQ(chosen(), GradientSync::kAllReduce) << on;
@@ -150,12 +150,18 @@ TEST_F(Environment, IsReadAtEachStep) {
         testing::distributed_leaf(torch::ones({4}), mesh, {Replicate()});
     auto optimizer =
         shard_optimizer(torch::optim::AdamW({param}), ShardingStage1("dp"));
-    EXPECT_EQ(optimizer.sync(), GradientSync::kReduceScatter);
-    setenv("FLAGS_fuse_allreduce_in_opt", "1", 1);
-    EXPECT_EQ(optimizer.sync(), GradientSync::kAllReduce);
+    EXPECT_EQ(optimizer.sync(), GradientSync::kBucketed);
     setenv("FLAGS_fuse_reducescatter_in_opt", "1", 1);
+    EXPECT_EQ(optimizer.sync(), GradientSync::kReduceScatter);
+    optimizer.step();
+    setenv("FLAGS_fuse_allreduce_in_opt", "1", 1);
     EXPECT_THROW(optimizer.step(), UsageError);
     EXPECT_THROW(optimizer.clip_grad_norm(1.0), UsageError);
+    unsetenv("FLAGS_fuse_reducescatter_in_opt");
+    EXPECT_EQ(optimizer.sync(), GradientSync::kAllReduce);
+    optimizer.step();
+    unsetenv("FLAGS_fuse_allreduce_in_opt");
+    EXPECT_THROW(optimizer.step(), UsageError); // states are no flat buffers
   });
 }
 

@@ -1,69 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// One step, in the modes that reduce gradients themselves:
-//   1. collect: the parameters that have a gradient, in the order of the
-//   groups, each once. Every rank finds the same ones.
-//   2. reduce: all gradients whose reduction is not there yet are started, then
-//   waited for. Where a gradient goes decides where its state
-//      lives, once and for all, at the parameter's first gradient.
-//   3. update: the fused kernel runs on plain local tensors: this rank's part
-//   of the parameter, of the gradient and of the states.
-//   4. return: all parts are gathered into the parameters, started together,
-//   then waited for.
-// Clipping does 1 and 2, and scales what 2 made. In kImplicit there is no 2:
-// the kernel is called on distributed tensors and the operator's rule decides
-// what is communicated.
-#include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <tessera/base/error.h>
-#include <tessera/comm/record.h>
 #include <tessera/dtensor/dtensor.h>
-#include <tessera/optim/fused_update.h>
-#include <tessera/optim/global_norm.h>
-#include <tessera/optim/gradient_placements.h>
-#include <tessera/optim/implicit_clip.h>
-#include <tessera/optim/local_cut.h>
-#include <tessera/optim/parameter_part.h>
-#include <tessera/optim/reduced_gradient.h>
-#include <tessera/optim/sharded_optimizer.h>
+#include <tessera/optim/step_mode.h>
 #include <tessera/optim/sync_choice.h>
+#include <tessera/optim/update_rule.h>
 
-#include <algorithm>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 namespace tessera {
 namespace {
 
 using torch::optim::OptimizerParamGroup;
-using ParamGroups = std::vector<OptimizerParamGroup>;
-
-// What the optimizer keeps per parameter, beside torch's state.
-struct Slot {
-  at::Tensor parameter;
-  SpecPtr state_spec = nullptr; // decided at the first gradient
-  ReducedGradient gradient;
-  at::Tensor step_count; // float32 scalar, as the kernel takes it
-};
-
-// A parameter with a gradient in this step.
-struct Job {
-  OptimizerParamGroup* group;
-  Slot* slot;
-};
-
-void require_distributed(const at::Tensor& tensor, const char* what) {
-  if (!is_dtensor(tensor)) {
-    throw UsageError(fmt::format(
-        "shard_optimizer: got a plain {}, expected distributed ones; make the "
-        "model with tessera::build",
-        what));
-  }
-}
-
 // Takes over groups and options; of a parameter that appears twice in a group,
 // the first stays.
 ParamGroups distinct_groups(const ParamGroups& groups) {
@@ -86,13 +36,6 @@ ParamGroups distinct_groups(const ParamGroups& groups) {
     result.emplace_back(std::move(params), groups[g].options().clone());
   }
   return result;
-}
-
-// -1 where the mesh has no such axis.
-int64_t find_axis(const DeviceMesh& mesh, const std::string& name) {
-  const auto& axes = mesh.axes();
-  const auto found = std::ranges::find(axes, name, &Axis::name);
-  return found == axes.end() ? -1 : found - axes.begin();
 }
 
 // Every parameter is distributed, and at least one mesh has the axis.
@@ -118,206 +61,40 @@ struct ShardedOptimizer::Impl {
   UpdateRule rule;
   std::string axis;
   ShardOptions options;
-  std::unordered_map<c10::TensorImpl*, Slot> slots;
+  std::unique_ptr<StepMode> mode;
+  bool is_bucketed = false;
+  bool has_stepped = false;
 
-  std::vector<Job> collect(ParamGroups& groups);
-  void reduce(const std::vector<Job>& jobs, GradientSync sync);
-  SpecPtr state_spec(Slot& slot);
-  World world(const ParamGroups& groups) const;
+  GradientSync sync() const {
+    return options.sync == GradientSync::kDefault ? sync_from_environment()
+                                                  : options.sync;
+  }
+  void make_mode(const ParamGroups& groups);
+  StepMode& mode_for_step(const ParamGroups& groups);
 };
 
-// Every parameter with a gradient, once.
-std::vector<Job> ShardedOptimizer::Impl::collect(ParamGroups& groups) {
-  std::unordered_set<c10::TensorImpl*> seen;
-  std::vector<Job> jobs;
-  for (OptimizerParamGroup& group : groups) {
-    for (const at::Tensor& param : group.params()) {
-      if (!param.grad().defined() ||
-          !seen.insert(param.unsafeGetTensorImpl()).second) {
-        continue;
-      }
-      require_distributed(param, "parameter");
-      require_distributed(param.grad(), "gradient");
-      Slot& slot = slots[param.unsafeGetTensorImpl()];
-      slot.parameter = param;
-      jobs.push_back({&group, &slot});
+void ShardedOptimizer::Impl::make_mode(const ParamGroups& groups) {
+  is_bucketed = sync() == GradientSync::kBucketed;
+  mode = is_bucketed
+      ? make_bucketed_mode(rule, axis, options, groups)
+      : make_tensorwise_mode(rule, axis, [this] { return sync(); });
+}
+
+// The environment may have changed since the last step. Flat states cannot
+// become states per tensor.
+StepMode& ShardedOptimizer::Impl::mode_for_step(const ParamGroups& groups) {
+  if ((sync() == GradientSync::kBucketed) != is_bucketed) {
+    if (has_stepped) {
+      throw UsageError(
+          "optimizer step [environment]: got a change between flat buffers and "
+          "FLAGS_fuse_allreduce_in_opt or FLAGS_fuse_reducescatter_in_opt "
+          "after the first step, expected none; set them before training");
     }
+    make_mode(groups);
   }
-  return jobs;
+  has_stepped = true;
+  return *mode;
 }
-
-SpecPtr ShardedOptimizer::Impl::state_spec(Slot& slot) {
-  if (slot.state_spec == nullptr) {
-    const TensorSpec& gradient = *spec_of(slot.parameter.grad());
-    const Placements placements =
-        shard_gradient(gradient, find_axis(gradient.mesh, axis));
-    slot.state_spec = intern_contiguous(
-        gradient.mesh, placements, gradient.sizes, gradient.dtype);
-  }
-  return slot.state_spec;
-}
-
-void ShardedOptimizer::Impl::reduce(
-    const std::vector<Job>& jobs, GradientSync sync) {
-  const AskerScope asker("optimizer.sync");
-  std::vector<ReducedGradient*> in_flight;
-  for (const Job& job : jobs) {
-    Slot& slot = *job.slot;
-    const at::Tensor& gradient = slot.parameter.grad();
-    if (slot.gradient.is_of(gradient)) {
-      continue;
-    }
-    SpecPtr target = state_spec(slot);
-    if (sync == GradientSync::kAllReduce) {
-      const SpecPtr whole =
-          with_placements(target, all_reduce_gradient(*spec_of(gradient)));
-      target = is_cut_of(*target, *whole) ? whole : target;
-    }
-    slot.gradient.start(gradient, target);
-    in_flight.push_back(&slot.gradient);
-  }
-  for (ReducedGradient* gradient : in_flight) {
-    gradient->wait();
-  }
-}
-
-World ShardedOptimizer::Impl::world(const ParamGroups& groups) const {
-  for (const OptimizerParamGroup& group : groups) {
-    for (const at::Tensor& param : group.params()) {
-      return spec_of(param)->mesh.world();
-    }
-  }
-  return {};
-}
-
-namespace {
-
-// This rank's part of the reduced gradient, where the state lives.
-at::Tensor gradient_part(const Slot& slot) {
-  return cut_local(
-      slot.gradient.local(), *slot.gradient.spec(), *slot.state_spec);
-}
-
-using StateMap = ska::flat_hash_map<void*, std::unique_ptr<ParamState>>;
-
-// Fills in what the kernel needs beside parameter and gradient, and counts the
-// step. The state's tensors are distributed.
-void add_state(
-    UpdateEntry& entry,
-    Slot& slot,
-    UpdateRule rule,
-    const ParamOptions& options,
-    StateMap& states) {
-  if (!needs_state(rule, options)) {
-    return;
-  }
-  const SpecPtr spec = slot.state_spec;
-  const auto zeros = [&] {
-    const auto& like = local_of(slot.parameter);
-    return wrap_local(at::zeros(spec->local_sizes, like.options()), spec);
-  };
-  auto& state = states[slot.parameter.unsafeGetTensorImpl()];
-  entry.first = state == nullptr;
-  if (entry.first) {
-    state = make_state(rule, options, zeros);
-  }
-  entry.states = tensors_of(rule, *state);
-  const auto count = static_cast<double>(advance(rule, *state));
-  if (!slot.step_count.defined()) {
-    const auto plain = at::TensorOptions()
-                           .device(local_of(slot.parameter).device())
-                           .dtype(c10::kFloat);
-    slot.step_count = at::full({}, count, plain);
-  }
-  entry.step = slot.step_count.fill_(count);
-}
-
-// Jobs lie group after group, so the jobs of one call of `update` are
-// neighbours that `same` accepts.
-template <typename Same, typename Update>
-void for_each_run(const std::vector<Job>& jobs, Same&& same, Update&& update) {
-  for (size_t begin = 0; begin < jobs.size();) {
-    size_t end = begin + 1;
-    while (end < jobs.size() && same(jobs[begin], jobs[end])) {
-      ++end;
-    }
-    update(std::span(jobs).subspan(begin, end - begin));
-    begin = end;
-  }
-}
-
-void update_parts(
-    UpdateRule rule, const std::vector<Job>& jobs, StateMap& states) {
-  std::vector<ParameterPart> parts;
-  parts.reserve(jobs.size());
-  const auto same_group = [](const Job& a, const Job& b) {
-    return a.group == b.group;
-  };
-  for_each_run(jobs, same_group, [&](std::span<const Job> run) {
-    const ParamOptions& options = run.front().group->options();
-    std::vector<UpdateEntry> entries;
-    for (const Job& job : run) {
-      const ParameterPart& part =
-          parts.emplace_back(job.slot->parameter, job.slot->state_spec);
-      UpdateEntry entry{
-          part.local(), gradient_part(*job.slot).contiguous(), {}, {}};
-      add_state(entry, *job.slot, rule, options, states);
-      std::ranges::transform(
-          entry.states, entry.states.begin(), [](const at::Tensor& state) {
-            return local_of(state);
-          });
-      if (part.local().numel() > 0) {
-        entries.push_back(std::move(entry));
-      }
-    }
-    run_fused_update(rule, options, entries);
-  });
-  std::ranges::for_each(parts, &ParameterPart::start_return);
-  std::ranges::for_each(parts, &ParameterPart::finish_return);
-}
-
-// The kernel ignores strides, so a distributed tensor with a local one that is
-// not contiguous is copied.
-at::Tensor contiguous_dtensor(const at::Tensor& tensor) {
-  return local_of(tensor).is_contiguous()
-      ? tensor
-      : tensor.clone(at::MemoryFormat::Contiguous);
-}
-
-void update_distributed(
-    UpdateRule rule, const std::vector<Job>& jobs, StateMap& states) {
-  const auto same_call = [](const Job& a, const Job& b) {
-    return a.group == b.group &&
-        spec_of(a.slot->parameter)->mesh == spec_of(b.slot->parameter)->mesh;
-  };
-  for_each_run(jobs, same_call, [&](std::span<const Job> run) {
-    const ParamOptions& options = run.front().group->options();
-    std::vector<UpdateEntry> entries;
-    for (const Job& job : run) {
-      const at::Tensor& param = job.slot->parameter;
-      UpdateEntry entry{
-          contiguous_dtensor(param), contiguous_dtensor(param.grad()), {}, {}};
-      add_state(entry, *job.slot, rule, options, states);
-      if (entry.step.defined()) {
-        const DeviceMesh& mesh = job.slot->state_spec->mesh;
-        entry.step = wrap_local(
-            entry.step,
-            intern_contiguous(mesh, replicated(mesh), {}, c10::kFloat));
-      }
-      entries.push_back(std::move(entry));
-    }
-    run_fused_update(rule, options, entries);
-    for (size_t i = 0; i < run.size(); ++i) {
-      at::Tensor param = run[i].slot->parameter;
-      if (!entries[i].param.is_same(param)) {
-        param.copy_(entries[i].param);
-      }
-      param.unsafeGetTensorImpl()->bump_version();
-    }
-  });
-}
-
-} // namespace
 
 ShardedOptimizer::ShardedOptimizer(
     torch::optim::Optimizer&& optimizer,
@@ -325,7 +102,10 @@ ShardedOptimizer::ShardedOptimizer(
     const ShardOptions& options)
     : Optimizer(ParamGroups(), optimizer.defaults().clone()),
       impl_(std::make_unique<Impl>(Impl{
-          update_rule_of(optimizer), std::move(stage.axis), options, {}})) {
+          update_rule_of(optimizer),
+          std::move(stage.axis),
+          options,
+          nullptr})) {
   if (has_stepped(optimizer)) {
     throw UsageError(
         "shard_optimizer: got an optimizer that has stepped, expected a fresh "
@@ -333,6 +113,7 @@ ShardedOptimizer::ShardedOptimizer(
   }
   param_groups_ = distinct_groups(optimizer.param_groups());
   require_axis(param_groups_, impl_->axis);
+  impl_->make_mode(param_groups_);
 }
 
 ShardedOptimizer::~ShardedOptimizer() = default;
@@ -347,18 +128,7 @@ torch::Tensor ShardedOptimizer::step(LossClosure closure) {
     loss = closure();
   }
   const c10::NoGradGuard no_grad;
-  const GradientSync mode = sync();
-  const std::vector<Job> jobs = impl_->collect(param_groups_);
-  if (mode == GradientSync::kImplicit) {
-    const AskerScope asker("optimizer.step");
-    std::ranges::for_each(
-        jobs, [&](const Job& job) { impl_->state_spec(*job.slot); });
-    update_distributed(impl_->rule, jobs, state_);
-    return loss;
-  }
-  impl_->reduce(jobs, mode);
-  const AskerScope asker("optimizer.step");
-  update_parts(impl_->rule, jobs, state_);
+  impl_->mode_for_step(param_groups_).step(param_groups_, state_);
   return loss;
 }
 
@@ -370,67 +140,34 @@ double ShardedOptimizer::clip_grad_norm(double max_norm, double norm_type) {
         norm_type));
   }
   const c10::NoGradGuard no_grad;
-  const GradientSync mode = sync();
-  const std::vector<Job> jobs = impl_->collect(param_groups_);
-  const World world = impl_->world(param_groups_);
-  if (!world) {
-    return 0;
-  }
-  if (mode == GradientSync::kImplicit) {
-    const AskerScope asker("optimizer.clip");
-    std::vector<at::Tensor> params;
-    std::ranges::transform(
-        jobs, std::back_inserter(params), [](const Job& job) {
-          return job.slot->parameter;
-        });
-    return clip_partial_gradients(world, params, max_norm, norm_type);
-  }
-  impl_->reduce(jobs, mode);
-  const AskerScope asker("optimizer.clip");
-  std::vector<NormPart> parts;
-  parts.reserve(jobs.size());
-  for (const Job& job : jobs) {
-    parts.push_back({gradient_part(*job.slot), job.slot->state_spec});
-  }
-  const double norm = global_norm(world, parts, norm_type);
-  const double coefficient = clip_coefficient(max_norm, norm);
-  if (coefficient != 1) {
-    std::ranges::for_each(
-        jobs, [&](const Job& job) { job.slot->gradient.scale(coefficient); });
-  }
-  return norm;
+  return world_of(param_groups_) ? impl_->mode_for_step(param_groups_)
+                                       .clip(param_groups_, max_norm, norm_type)
+                                 : 0;
 }
 
 at::Tensor ShardedOptimizer::reduced_gradient(
     const at::Tensor& parameter) const {
-  const auto found = impl_->slots.find(parameter.unsafeGetTensorImpl());
-  if (found == impl_->slots.end() || !parameter.grad().defined() ||
-      !found->second.gradient.is_of(parameter.grad())) {
-    return {};
-  }
-  const ReducedGradient& gradient = found->second.gradient;
-  return wrap_local(gradient.local(), gradient.spec());
+  return impl_->mode->reduced_gradient(parameter);
+}
+
+FlatShard ShardedOptimizer::reduced_shard(const at::Tensor& parameter) const {
+  return impl_->mode->reduced_shard(parameter);
+}
+
+AccumulationScope ShardedOptimizer::accumulate() {
+  return impl_->mode->accumulate();
+}
+
+BucketStatistics ShardedOptimizer::bucket_statistics() const {
+  return impl_->mode->bucket_statistics();
 }
 
 GradientSync ShardedOptimizer::sync() const {
-  return impl_->options.sync == GradientSync::kDefault ? sync_from_environment()
-                                                       : impl_->options.sync;
+  return impl_->sync();
 }
 
 OptimizerMemory ShardedOptimizer::memory() const {
-  OptimizerMemory memory;
-  for (const auto& [param, state] : state_) {
-    for (const at::Tensor& tensor : tensors_of(impl_->rule, *state)) {
-      memory.state_bytes += static_cast<int64_t>(local_of(tensor).nbytes());
-    }
-  }
-  for (const auto& [param, slot] : impl_->slots) {
-    memory.gradient_bytes += slot.gradient.buffer_bytes();
-    memory.state_bytes += slot.step_count.defined()
-        ? static_cast<int64_t>(slot.step_count.nbytes())
-        : 0;
-  }
-  return memory;
+  return impl_->mode->memory(state_);
 }
 
 void ShardedOptimizer::save(

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <tessera/mesh/tensor_spec.h>
+#include <tessera/optim/flat_shard.h>
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
@@ -13,12 +14,14 @@ namespace tessera {
 
 // What happens to Partial gradients before the update runs.
 enum class GradientSync : uint8_t {
-  kDefault, // kReduceScatter, or what the environment says:
+  kDefault, // kBucketed, or what the environment says:
             // FLAGS_fuse_allreduce_in_opt, FLAGS_fuse_reducescatter_in_opt
   kImplicit, // nothing: each operator that reads a gradient reduces it
   kAllReduce, // every Partial axis becomes Replicate
-  kReduceScatter // every gradient goes straight to where its optimizer state
-                 // lives
+  kReduceScatter, // every gradient goes straight to where its optimizer state
+                  // lives
+  kBucketed // gradients and parameters lie in flat buffers; each buffer is one
+            // reduce_scatter, one update and one all_gather
 };
 
 // Optimizer states are sharded over one mesh axis.
@@ -29,6 +32,13 @@ struct ShardingStage1 {
 
 struct ShardOptions {
   GradientSync sync = GradientSync::kDefault;
+
+  // Of kBucketed:
+  int64_t bucket_bytes = int64_t{64}
+      << 20; // parameters of one flat buffer, at most
+  bool overlap = false; // a buffer's reduction begins during backward, as soon
+                        // as its gradients are there, on a thread of its own
+                        // where the backend needs one
 };
 
 // What this rank holds beside parameters and gradients.
@@ -36,6 +46,25 @@ struct OptimizerMemory {
   int64_t state_bytes =
       0; // of the optimizer's states: 1/N of one rank's for shapes that divide
   int64_t gradient_bytes = 0; // of reduced gradients, kept from step to step
+};
+
+// What kBucketed does, summed up since the optimizer was made.
+struct BucketStatistics {
+  int64_t buckets = 0; // each is one reduce_scatter and one all_gather
+  int64_t local_buckets = 0; // whose gradients are whole on every rank
+  int64_t copies = 0; // of gradients into their buffers
+  int64_t repeated_reductions = 0; // of buffers whose gradients were written to
+                                   // after their reduction had begun
+};
+
+// While it lives, backward passes only accumulate: no reduction begins in them.
+class AccumulationScope {
+ public:
+  explicit AccumulationScope(std::shared_ptr<void> end)
+      : end_(std::move(end)) {}
+
+ private:
+  std::shared_ptr<void> end_;
 };
 
 // A torch optimizer over distributed parameters whose states are sharded. It
@@ -60,7 +89,7 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   ShardedOptimizer& operator=(const ShardedOptimizer&) = delete;
 
   // One update. A second step without a backward in between uses the same
-  // gradients and reduces nothing again. Collective over the parameters'
+  // gradients. Collective over the parameters'
   // meshes. Blocks. Throws UsageError, TimeoutError, PeerError.
   torch::Tensor step(LossClosure closure = nullptr) override;
 
@@ -74,10 +103,23 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   double clip_grad_norm(double max_norm, double norm_type = 2.0);
 
   // The gradient that `step` uses: reduced, and clipped if clip_grad_norm ran.
-  // Undefined until one of the two has run in a mode other than kImplicit since
-  // the parameter's last backward. `p.grad()` itself stays the unreduced
-  // Partial until zero_grad. Not collective.
+  // Undefined until one of the two has run in kAllReduce or kReduceScatter
+  // since the parameter's last backward. `p.grad()` itself stays the unreduced
+  // Partial until zero_grad. Not collective. Throws UsageError in kBucketed:
+  // see reduced_shard.
   at::Tensor reduced_gradient(const at::Tensor& parameter) const;
+
+  // The same in kBucketed, where this rank has a flat range of it, before
+  // clipping. No values until the parameter's first reduction. Not collective.
+  // Throws UsageError in other modes.
+  FlatShard reduced_shard(const at::Tensor& parameter) const;
+
+  // For all backward passes of a step but the last: with overlap, reductions
+  // begin in the last one only. Without it the result is the same, but
+  // gradients are reduced again (see BucketStatistics). Not collective.
+  AccumulationScope accumulate();
+
+  BucketStatistics bucket_statistics() const;
 
   // The mode in effect now. Throws UsageError when the environment asks for
   // two.

@@ -21,7 +21,8 @@ constexpr double kTolerance = 1e-5;
 constexpr GradientSync kModes[] = {
     GradientSync::kImplicit,
     GradientSync::kAllReduce,
-    GradientSync::kReduceScatter};
+    GradientSync::kReduceScatter,
+    GradientSync::kBucketed};
 
 at::Tensor random_batch(int64_t rows, int64_t columns) {
   torch::manual_seed(7);

@@ -22,14 +22,19 @@ bool is_on(const char* name) {
 
 GradientSync sync_from_environment() {
   const bool all_reduce = is_on(kAllReduceFlag);
-  if (all_reduce && is_on(kReduceScatterFlag)) {
+  const bool reduce_scatter = is_on(kReduceScatterFlag);
+  if (all_reduce && reduce_scatter) {
     throw UsageError(fmt::format(
         "optimizer step [environment]: got both {} and {} on, expected one; "
         "unset one",
         kAllReduceFlag,
         kReduceScatterFlag));
   }
-  return all_reduce ? GradientSync::kAllReduce : GradientSync::kReduceScatter;
+  if (all_reduce) {
+    return GradientSync::kAllReduce;
+  }
+  return reduce_scatter ? GradientSync::kReduceScatter
+                        : GradientSync::kBucketed;
 }
 
 } // namespace tessera

@@ -7,7 +7,7 @@ namespace tessera {
 
 // The mode that the environment asks for, read anew at each call:
 // FLAGS_fuse_allreduce_in_opt or FLAGS_fuse_reducescatter_in_opt is "True",
-// "true" or "1"; kReduceScatter with neither. Throws UsageError with both.
+// "true" or "1"; kBucketed with neither. Throws UsageError with both.
 GradientSync sync_from_environment();
 
 } // namespace tessera

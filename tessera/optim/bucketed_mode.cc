@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One step in flat buffers:
+//   1. reduce: what backward has not started already is started, and all is
+//   waited for. One small all_reduce tells which parameters have a gradient on
+//   some rank, and the norm if somebody clips.
+//   2. update: this rank's part of each buffer, in as few kernel calls as there
+//   are runs of neighbours with the same options and the same count of steps.
+//   Clipping is a factor that this pass multiplies with.
+//   3. gather: one all_gather per buffer, begun as soon as its part is updated.
+#include <ATen/ops/zeros_like.h>
+#include <tessera/base/error.h>
+#include <tessera/comm/record.h>
+#include <tessera/dtensor/dtensor.h>
+#include <tessera/optim/bucketed_gradients.h>
+#include <tessera/optim/global_norm.h>
+#include <tessera/optim/step_mode.h>
+#include <tessera/optim/update_kernel.h>
+
+#include <algorithm>
+#include <span>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace tessera {
+namespace {
+
+using torch::optim::OptimizerParamGroup;
+
+// The optimizer's parameters, each once, in the order of the groups.
+struct Listed {
+  std::vector<at::Tensor> parameters;
+  std::unordered_map<c10::TensorImpl*, const OptimizerParamGroup*> groups;
+  std::unordered_map<c10::TensorImpl*, size_t> indices;
+};
+
+Listed list(const ParamGroups& groups) {
+  Listed listed;
+  for (const OptimizerParamGroup& group : groups) {
+    for (const at::Tensor& param : group.params()) {
+      c10::TensorImpl* impl = param.unsafeGetTensorImpl();
+      if (listed.groups.emplace(impl, &group).second) {
+        listed.indices.emplace(impl, listed.parameters.size());
+        listed.parameters.push_back(param);
+      }
+    }
+  }
+  return listed;
+}
+
+// Neighbours in a buffer that one kernel call updates.
+struct Run {
+  FlatRange range;
+  const OptimizerParamGroup* group;
+  int64_t step; // this one, from 1
+};
+
+class BucketedMode : public StepMode {
+ public:
+  BucketedMode(
+      UpdateRule rule, BucketOptions options, const ParamGroups& groups)
+      : rule_(rule),
+        gradients_(std::make_shared<BucketedGradients>(std::move(options))) {
+    gradients_->watch(list(groups).parameters);
+  }
+
+  void step(ParamGroups& groups, StateMap& states) override;
+  double clip(ParamGroups& groups, double max_norm, double norm_type) override;
+  at::Tensor reduced_gradient(const at::Tensor& parameter) const override;
+  FlatShard reduced_shard(const at::Tensor& parameter) const override;
+  AccumulationScope accumulate() override;
+  BucketStatistics bucket_statistics() const override;
+  OptimizerMemory memory(const StateMap& states) const override;
+
+ private:
+  const GradientSummary& reduce(
+      const Listed& listed, std::optional<double> norm_type);
+  std::vector<Run> runs_of(
+      FlatBucket& bucket,
+      const Listed& listed,
+      const std::vector<bool>& present) const;
+  void update(FlatBucket& bucket, const std::vector<Run>& runs);
+  std::vector<at::Tensor> states_of(const FlatBucket& bucket, const Run& run);
+
+  UpdateRule rule_;
+  std::shared_ptr<BucketedGradients> gradients_;
+  int64_t reduction_ = 0; // whose gradients the scale belongs to
+  double scale_ = 1; // what clipping multiplies them with
+  std::unordered_map<const FlatBucket*, std::vector<at::Tensor>> states_;
+};
+
+const GradientSummary& BucketedMode::reduce(
+    const Listed& listed, std::optional<double> norm_type) {
+  const GradientSummary& summary =
+      gradients_->reduce(listed.parameters, norm_type);
+  if (summary.reduction != reduction_) {
+    reduction_ = summary.reduction;
+    scale_ = 1;
+  }
+  return summary;
+}
+
+void BucketedMode::step(ParamGroups& groups, StateMap& /*states*/) {
+  const Listed listed = list(groups);
+  const GradientSummary& summary = reduce(listed, std::nullopt);
+  const AskerScope asker("optimizer.step");
+  for (const auto& bucket : gradients_->buckets()) {
+    update(*bucket, runs_of(*bucket, listed, summary.present));
+    bucket->start_gather();
+  }
+  for (const auto& bucket : gradients_->buckets()) {
+    bucket->finish_gather();
+  }
+  gradients_->finish_update();
+}
+
+double BucketedMode::clip(
+    ParamGroups& groups, double max_norm, double norm_type) {
+  const double norm = reduce(list(groups), norm_type).norm * scale_;
+  scale_ *= clip_coefficient(max_norm, norm);
+  return norm;
+}
+
+// Counts the step of every parameter that has a gradient, and returns this
+// rank's share of them. What lies between neighbours is padding, zero in every
+// buffer, and stays so.
+std::vector<Run> BucketedMode::runs_of(
+    FlatBucket& bucket,
+    const Listed& listed,
+    const std::vector<bool>& present) const {
+  std::vector<Run> runs;
+  bool is_neighbour = false; // of the last run
+  for (BucketSlot& slot : bucket.slots()) {
+    c10::TensorImpl* impl = slot.parameter.unsafeGetTensorImpl();
+    const auto index = listed.indices.find(impl);
+    if (index == listed.indices.end() || !present[index->second]) {
+      is_neighbour = false;
+      continue;
+    }
+    ++slot.steps;
+    const FlatRange range = intersect(slot.range, bucket.part());
+    if (range.size() == 0) {
+      continue;
+    }
+    const OptimizerParamGroup* group = listed.groups.at(impl);
+    if (is_neighbour && runs.back().group == group &&
+        runs.back().step == slot.steps) {
+      runs.back().range.end = range.end;
+    } else {
+      runs.push_back({range, group, slot.steps});
+    }
+    is_neighbour = true;
+  }
+  return runs;
+}
+
+// The states of a run, as flat views. They begin with what its group's options
+// say.
+std::vector<at::Tensor> BucketedMode::states_of(
+    const FlatBucket& bucket, const Run& run) {
+  std::vector<at::Tensor>& flat = states_[&bucket];
+  std::vector<at::Tensor> states;
+  for (const StateField& field : state_fields(rule_, run.group->options())) {
+    if (flat.size() == states.size()) {
+      flat.push_back(at::zeros_like(bucket.parameters(bucket.part())));
+    }
+    states.push_back(flat[states.size()].narrow(
+        0, run.range.begin - bucket.part().begin, run.range.size()));
+    if (run.step == 1) {
+      states.back().fill_(field.initial);
+    }
+  }
+  return states;
+}
+
+void BucketedMode::update(FlatBucket& bucket, const std::vector<Run>& runs) {
+  for (const Run& run : runs) {
+    const at::Tensor parameters = bucket.parameters(run.range);
+    const void* gradient = bucket.gradients(run.range).data_ptr();
+    const std::vector<at::Tensor> states = states_of(bucket, run);
+    UpdateRange range;
+    range.parameter = parameters.data_ptr();
+    range.parameter_type = parameters.scalar_type();
+    range.gradients = std::span(&gradient, 1);
+    range.gradient_type = parameters.scalar_type();
+    std::ranges::transform(
+        states, range.states.begin(), [](const at::Tensor& state) {
+          return state.data_ptr();
+        });
+    range.numel = run.range.size();
+    range.first_element = run.range.begin;
+    run_update(
+        rule_,
+        run.group->options(),
+        {.step = run.step, .gradient_scale = scale_},
+        range);
+  }
+}
+
+at::Tensor BucketedMode::reduced_gradient(
+    const at::Tensor& /*parameter*/) const {
+  throw UsageError(
+      "reduced_gradient: got kBucketed, where a rank has a flat range of each "
+      "gradient, expected another mode; use reduced_shard");
+}
+
+FlatShard BucketedMode::reduced_shard(const at::Tensor& parameter) const {
+  const auto [bucket, slot] = gradients_->place_of(parameter);
+  if (bucket == nullptr) {
+    return {};
+  }
+  const FlatRange& whole = bucket->slots()[slot].range;
+  const FlatRange mine = intersect(whole, bucket->part());
+  if (mine.size() == 0) {
+    return {
+        bucket->gradients({bucket->part().begin, bucket->part().begin}),
+        spec_of(parameter)};
+  }
+  return {
+      bucket->gradients(mine),
+      spec_of(parameter),
+      mine.begin - whole.begin,
+      mine.end - whole.begin};
+}
+
+AccumulationScope BucketedMode::accumulate() {
+  gradients_->hold(1);
+  return AccumulationScope(std::shared_ptr<void>(
+      gradients_.get(),
+      [gradients = gradients_](void* /*unused*/) { gradients->hold(-1); }));
+}
+
+BucketStatistics BucketedMode::bucket_statistics() const {
+  return gradients_->statistics();
+}
+
+OptimizerMemory BucketedMode::memory(const StateMap& /*states*/) const {
+  OptimizerMemory memory;
+  for (const auto& [bucket, states] : states_) {
+    for (const at::Tensor& state : states) {
+      memory.state_bytes += static_cast<int64_t>(state.nbytes());
+    }
+  }
+  for (const auto& bucket : gradients_->buckets()) {
+    memory.gradient_bytes += bucket->reduced_bytes();
+  }
+  return memory;
+}
+
+} // namespace
+
+std::unique_ptr<StepMode> make_bucketed_mode(
+    UpdateRule rule,
+    std::string axis,
+    const ShardOptions& options,
+    const ParamGroups& groups) {
+  return std::make_unique<BucketedMode>(
+      rule,
+      BucketOptions{std::move(axis), options.bucket_bytes, options.overlap},
+      groups);
+}
+
+} // namespace tessera

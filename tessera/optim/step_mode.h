@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <tessera/optim/sharded_optimizer.h>
+#include <tessera/optim/update_rule.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+using ParamGroups = std::vector<torch::optim::OptimizerParamGroup>;
+using StateMap = ska::flat_hash_map<void*, std::unique_ptr<ParamState>>;
+
+// What a sharded optimizer does with gradients, states and parameters. A mode
+// owns all that it keeps from step to step but torch's own state map. Every
+// call is outside autograd.
+class StepMode {
+ public:
+  StepMode() = default;
+  StepMode(const StepMode&) = delete;
+  StepMode& operator=(const StepMode&) = delete;
+  virtual ~StepMode() = default;
+
+  // See ShardedOptimizer. Collective.
+  virtual void step(ParamGroups& groups, StateMap& states) = 0;
+  virtual double clip(
+      ParamGroups& groups, double max_norm, double norm_type) = 0;
+
+  virtual at::Tensor reduced_gradient(const at::Tensor& parameter) const = 0;
+  virtual FlatShard reduced_shard(const at::Tensor& parameter) const;
+  virtual AccumulationScope accumulate() {
+    return AccumulationScope(nullptr);
+  }
+  virtual BucketStatistics bucket_statistics() const {
+    return {};
+  }
+  virtual OptimizerMemory memory(const StateMap& states) const = 0;
+};
+
+// One tensor at a time: kImplicit, kAllReduce and kReduceScatter. `sync` is
+// asked anew in each call, and says one of the three.
+std::unique_ptr<StepMode> make_tensorwise_mode(
+    UpdateRule rule, std::string axis, std::function<GradientSync()> sync);
+
+// Flat buffers: kBucketed.
+std::unique_ptr<StepMode> make_bucketed_mode(
+    UpdateRule rule,
+    std::string axis,
+    const ShardOptions& options,
+    const ParamGroups& groups);
+
+// -1 where the mesh has no such axis.
+int64_t find_axis(const DeviceMesh& mesh, const std::string& name);
+
+// Throws UsageError for a plain tensor.
+void require_distributed(const at::Tensor& tensor, const char* what);
+
+// Of the first parameter; none without parameters.
+World world_of(const ParamGroups& groups);
+
+} // namespace tessera
