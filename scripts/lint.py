@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 LONGEST_FILE = 500
 LONGEST_TEST = 1000
 LONGEST_FUNCTION = 70
-GROUP_SIZE = 12
+GROUP_SIZE = 36
 HEADER_FILTER = r"/tessera/[a-z]+/(mpi/)?[a-z0-9_]+[.](h|cc)$"
 LICENCE = "SPDX-License-Identifier: Apache-2.0"
 
@@ -70,25 +71,38 @@ def format_check(files):
 
 HIDDEN = re.compile(r"^namespace \{$(.*?)^\} *// namespace$", re.MULTILINE | re.DOTALL)
 KEYWORDS = {"int", "bool", "double", "void", "const", "operator", "noexcept"}
-NAMES = re.compile(r"^[\w:<].*?\b(\w+)(?=\(|;| =|\{| \{)", re.MULTILINE)
+NAMES = re.compile(r"^[\w:<].*?\b(\w+)(?=\(|\[|;| =|\{| \{)", re.MULTILINE)
+ENUMERATORS = re.compile(r"^enum \w+[^{;]*\{([^}]*)\}", re.MULTILINE)  # those of an unscoped enumeration
+ALIASES = re.compile(r"^using (\w+) = .*;$", re.MULTILINE)
 
 
 def hidden_names(path):
-    """What a source defines in its unnamed namespaces, roughly: sources that share a name cannot be read as one."""
-    return {name for block in HIDDEN.findall(path.read_text()) for name in NAMES.findall(block)} - KEYWORDS
+    """What a source defines in its unnamed namespaces, roughly, with where it is defined: for an alias that is its own text, since the same
+    alias may stand twice. Sources that define a name differently cannot be read as one."""
+    blocks = HIDDEN.findall(path.read_text())
+    defined = {name for block in blocks for name in NAMES.findall(block)} - KEYWORDS
+    for block in blocks:
+        defined.update(name for body in ENUMERATORS.findall(block) for name in re.findall(r"\bk[A-Z]\w*", body))
+    return {name: str(path) for name in defined} | {found[1]: found[0] for block in blocks for found in ALIASES.finditer(block)}
 
 
-def groups_of(paths):
+def include_folders(entry):
+    words = shlex.split(entry["command"])
+    return [word for before, word in zip(words, words[1:]) if word.startswith("-I") or before == "-isystem"]
+
+
+def groups_of(paths, flags):
     """Sources that clang-tidy reads together, because most of its time goes into libtorch's headers, once for each run of it."""
     groups = []
     for path in paths:
-        names = hidden_names(path)
+        names, folders = hidden_names(path), include_folders(flags[path])
         for group in groups:
-            together = group["paths"][0].parent == path.parent  # one folder, one set of flags
-            if together and not group["names"] & names and len(group["paths"]) < GROUP_SIZE:
+            known = group["names"]
+            fits = all(known.get(name, where) == where for name, where in names.items())
+            if fits and group["folders"] == folders and len(group["paths"]) < GROUP_SIZE:
                 break
         else:
-            group = {"names": set(), "paths": []}
+            group = {"names": {}, "folders": folders, "paths": []}
             groups.append(group)
         group["names"] |= names
         group["paths"].append(path)
@@ -128,7 +142,7 @@ def tidy(files):
     flags = {pathlib.Path(entry["file"]).resolve(): entry for entry in database}
     chosen = files or [path for path in sorted(flags) if path.is_relative_to(ROOT / "tessera") and not is_test(path, flags)]
     good = True
-    groups = groups_of(chosen)
+    groups = groups_of(chosen, flags)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for paths, (fine, output) in zip(groups, pool.map(lambda paths: tidy_group(paths, flags[paths[0]]), groups)):
             good = good and fine

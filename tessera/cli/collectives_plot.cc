@@ -60,7 +60,7 @@ std::map<std::string, Panel> panels_of(const std::vector<BenchRow>& rows) {
 }
 
 // Powers of ten from the least to the largest, of one coordinate.
-struct Axis {
+struct PlotAxis {
   double low = 1e300;
   double high = 0;
 
@@ -77,7 +77,7 @@ struct Axis {
   }
 };
 
-std::string grid(const Axis& bytes, const Axis& us) {
+std::string grid(const PlotAxis& bytes, const PlotAxis& us) {
   std::string text;
   for (int power = static_cast<int>(us.low); power <= us.high; ++power) {
     const double y =
@@ -105,7 +105,10 @@ std::string grid(const Axis& bytes, const Axis& us) {
 }
 
 std::string line(
-    const Line& points, const Axis& bytes, const Axis& us, size_t color) {
+    const Line& points,
+    const PlotAxis& bytes,
+    const PlotAxis& us,
+    size_t color) {
   std::string path;
   for (const Point& point : points) {
     path += fmt::format(
@@ -124,8 +127,8 @@ std::string line(
 
 std::string collectives_plot(const std::vector<BenchRow>& rows) {
   const auto panels = panels_of(rows);
-  Axis bytes;
-  Axis us;
+  PlotAxis bytes;
+  PlotAxis us;
   std::map<std::string, size_t> colors;
   for (const auto& [collective, panel] : panels) {
     for (const auto& [backend, points] : panel) {

@@ -25,15 +25,15 @@ constexpr std::array<CollectiveKind, 5> kKinds = {
     CollectiveKind::kBroadcast};
 
 // One mode in training: its trainer and what has been seen of it.
-struct Contestant {
+struct ModeRun {
   GradientSync sync;
   ModeResult result;
   std::unique_ptr<Trainer> trainer;
   double best_seconds = std::numeric_limits<double>::infinity(); // of a window
 };
 
-std::vector<Contestant> contestants() {
-  std::vector<Contestant> all;
+std::vector<ModeRun> contestants() {
+  std::vector<ModeRun> all;
   for (const SyncMode& mode : sync_modes()) {
     all.emplace_back();
     all.back().sync = mode.sync;
@@ -72,7 +72,7 @@ void warm_up(
     const TrainPlan& plan,
     const TrainSetup& setup,
     double base_mib,
-    Contestant& contestant) {
+    ModeRun& contestant) {
   ModeResult& result = contestant.result;
   const bool measured = reset_peak_resident();
   const double before_mib = resident_mib();
@@ -90,7 +90,7 @@ void warm_up(
       static_cast<double>(contestant.trainer->state_bytes()) / 0x1p20);
 }
 
-void run_window(const World& world, Contestant& contestant) {
+void run_window(const World& world, ModeRun& contestant) {
   ModeResult& result = contestant.result;
   StepSeconds sum;
   world.group().barrier()->wait();
@@ -113,7 +113,7 @@ void run_window(const World& world, Contestant& contestant) {
 // The order turns from round to round, so that none always follows the same
 // other.
 void run_windows(
-    const TrainPlan& plan, const World& world, std::vector<Contestant>& all) {
+    const TrainPlan& plan, const World& world, std::vector<ModeRun>& all) {
   const int64_t rounds = (plan.options.steps - kEarlyStep) / kWindow;
   for (int64_t round = 0; round < rounds; ++round) {
     for (size_t i = 0; i < all.size(); ++i) {
@@ -121,7 +121,7 @@ void run_windows(
     }
     if (world.rank() == 0) {
       std::cout << fmt::format("round {}/{}:", round + 1, rounds);
-      for (const Contestant& contestant : all) {
+      for (const ModeRun& contestant : all) {
         std::cout << fmt::format(
             "  {} loss {:.4f}",
             contestant.result.name,
@@ -152,8 +152,8 @@ void compare_modes(const TrainPlan& plan) {
       ->step(); // what the first training in a process costs once is nobody's
   reset_peak_resident();
   const double base_mib = resident_mib();
-  std::vector<Contestant> all = contestants();
-  for (Contestant& contestant : all) {
+  std::vector<ModeRun> all = contestants();
+  for (ModeRun& contestant : all) {
     warm_up(plan, setup, base_mib, contestant);
   }
   run_windows(plan, setup.world, all);
@@ -162,7 +162,7 @@ void compare_modes(const TrainPlan& plan) {
   }
   std::vector<ModeResult> results;
   results.reserve(all.size());
-  for (const Contestant& contestant : all) {
+  for (const ModeRun& contestant : all) {
     results.push_back(contestant.result);
   }
   std::cout << '\n' << comparison_table(results) << std::flush;

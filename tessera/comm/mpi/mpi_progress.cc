@@ -37,7 +37,7 @@ Progress& progress() {
   return *one;
 }
 
-void settle(const Followed& one) {
+void settle_followed(const Followed& one) {
   std::exception_ptr error;
   {
     const std::scoped_lock lock(one.operation->mutex);
@@ -54,7 +54,7 @@ void settle(const Followed& one) {
 bool advance(const Followed& one) {
   try {
     if (one.group->test(*one.operation)) {
-      settle(one);
+      settle_followed(one);
       return true;
     }
     if (Clock::now() > one.deadline) {

@@ -39,7 +39,7 @@ namespace {
 // Row::mode: the bool argument of this schema position, when true, forbids that
 // indices are cut; 0 for none. Reads: ops, notation, linear, dims, mode,
 // zeros_if_empty, results (0: none; else the notation counts).
-constexpr Row kRows[] = {
+constexpr Row kEinsumRows[] = {
     // Matrix products.
     {.ops = "mm{,.out}", .notation = "mk,kn->mn", .linear = "0,1"},
     {.ops = "addmm{,_,.out}", .notation = "+mn,mk,kn->mn", .linear = "01,02"},
@@ -397,7 +397,7 @@ Line build_einsum(const Row& row, const OpCall& call) {
 } // namespace
 
 const Table& einsum_table() {
-  static const Table table{"einsum", build_einsum, nullptr, kRows};
+  static const Table table{"einsum", build_einsum, nullptr, kEinsumRows};
   return table;
 }
 

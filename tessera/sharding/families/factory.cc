@@ -11,7 +11,7 @@ namespace tessera::rules {
 namespace {
 
 // Row::mode of the factories.
-enum Mode : int {
+enum FactoryMode : int {
   kChoice, // of an attention kernel: global shapes decide, nothing moves
   kEmptyLike, // keeps every placement
   kFillLike, // of a Partial: replicated
@@ -22,7 +22,7 @@ enum Mode : int {
 };
 
 // Reads: ops, mode, results.
-constexpr Row kRows[] = {
+constexpr Row kFactoryRows[] = {
     {.ops = "empty_like", .mode = kEmptyLike},
     {.ops = "zeros_like", .mode = kFillLike},
     {.ops = "ones_like", .mode = kFillLike},
@@ -132,7 +132,7 @@ Line build_random(const Row& row, const OpCall& call) {
 } // namespace
 
 const Table& factory_table() {
-  static const Table table{"factory", build_factory, nullptr, kRows};
+  static const Table table{"factory", build_factory, nullptr, kFactoryRows};
   return table;
 }
 

@@ -12,7 +12,7 @@ namespace tessera::rules {
 namespace {
 
 // Row::mode.
-enum Mode : int {
+enum IndexMode : int {
   kGather, // the result has the sizes of the index
   kScatter, // the result has the sizes of self
   kSelect, // the index is a vector and takes the place of the dim
@@ -25,7 +25,7 @@ enum Mode : int {
 };
 
 // Reads: ops, linear, dims (argument), decides, mode, results.
-constexpr Row kRows[] = {
+constexpr Row kIndexRows[] = {
     {.ops = "gather", .linear = "0", .dims = 1, .mode = kGather},
     {.ops = "scatter{.src,_.src}", .linear = "02", .dims = 1, .mode = kScatter},
     {.ops = "scatter{.value,_.value}", .dims = 1, .mode = kScatter},
@@ -278,7 +278,7 @@ Line build_join(const Row& row, const OpCall& call) {
 } // namespace
 
 const Table& index_table() {
-  static const Table table{"index", build_index, nullptr, kRows};
+  static const Table table{"index", build_index, nullptr, kIndexRows};
   return table;
 }
 

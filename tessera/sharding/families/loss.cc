@@ -17,10 +17,10 @@ constexpr int64_t kMean = 1;
 constexpr int64_t kSum = 2;
 
 // Row::mode.
-enum Mode : int { kForward, kBackward, kNll, kNllBackward };
+enum LossMode : int { kForward, kBackward, kNll, kNllBackward };
 
 // Reads: ops, mode, dims (the argument `reduction`).
-constexpr Row kRows[] = {
+constexpr Row kLossRows[] = {
     {.ops = "mse_loss", .dims = 2, .mode = kForward},
     {.ops = "smooth_l1_loss", .dims = 2, .mode = kForward},
     {.ops = "huber_loss", .dims = 2, .mode = kForward},
@@ -159,7 +159,7 @@ Line build_loss(const Row& row, const OpCall& call) {
 } // namespace
 
 const Table& loss_table() {
-  static const Table table{"loss", build_loss, nullptr, kRows};
+  static const Table table{"loss", build_loss, nullptr, kLossRows};
   return table;
 }
 

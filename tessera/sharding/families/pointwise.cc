@@ -15,7 +15,7 @@ namespace tessera::rules {
 namespace {
 
 // Row::mode of the pointwise family.
-enum Mode : int {
+enum PointwiseMode : int {
   kPlain,
   kCopy, // passes every Partial; a memory_format argument may ask for
          // contiguous
@@ -27,7 +27,7 @@ enum Mode : int {
 };
 
 // Reads: ops, linear (tensor arguments by number), decides, mode, results.
-constexpr Row kRows[] = {
+constexpr Row kPointwiseRows[] = {
     // One operand.
     {.ops = "abs{,_,.out}"},
     {.ops = "acos{,_,.out}"},
@@ -342,7 +342,8 @@ Line broadcast_line(std::vector<Operand> operands, int results) {
 }
 
 const Table& pointwise_table() {
-  static const Table table{"pointwise", build_pointwise, nullptr, kRows};
+  static const Table table{
+      "pointwise", build_pointwise, nullptr, kPointwiseRows};
   return table;
 }
 

@@ -16,7 +16,7 @@ namespace tessera::rules {
 namespace {
 
 // Row::mode.
-enum Mode : int {
+enum ReductionMode : int {
   kSum,
   kMean,
   kMax,
@@ -30,7 +30,7 @@ enum Mode : int {
 
 // Reads: ops, linear, dims and keepdim (arguments; -1: all dims, not kept),
 // decides (a norm's p), mode, results.
-constexpr Row kRows[] = {
+constexpr Row kReductionRows[] = {
     {.ops = "sum{,.out}", .linear = "0", .mode = kSum},
     {.ops = "sum{.dim_IntList,.IntList_out}",
      .linear = "0",
@@ -245,7 +245,8 @@ Line reduce_line(
 }
 
 const Table& reduction_table() {
-  static const Table table{"reduction", build_reduction, nullptr, kRows};
+  static const Table table{
+      "reduction", build_reduction, nullptr, kReductionRows};
   return table;
 }
 

@@ -20,7 +20,7 @@ namespace tessera::rules {
 namespace {
 
 // Row::mode.
-enum Mode : int {
+enum ViewMode : int {
   kAlias,
   kReshape,
   kReshapeAlias, // with strides that the caller worked out
@@ -42,7 +42,7 @@ enum Mode : int {
 
 // Reads: ops, dims (the argument with sizes or dims), mode, results (0: the
 // result is no alias by schema).
-constexpr Row kRows[] = {
+constexpr Row kViewRows[] = {
     {.ops = "alias", .mode = kAlias},
     {.ops = "detach", .mode = kAlias},
     {.ops = "lift_fresh", .mode = kAlias},
@@ -482,7 +482,7 @@ Line build_view(const Row& row, const OpCall& call) {
 } // namespace
 
 const Table& view_table() {
-  static const Table table{"view", build_view, nullptr, kRows};
+  static const Table table{"view", build_view, nullptr, kViewRows};
   return table;
 }
 

@@ -14,7 +14,7 @@ namespace tessera::rules {
 namespace {
 
 // Row::mode.
-enum Mode : int {
+enum ZipMode : int {
   kPointwise,
   kCopy, // copy_: the first list is not read
   kNorm,
@@ -23,7 +23,7 @@ enum Mode : int {
 };
 
 // Reads: ops, linear (lists by number), decides, mode.
-constexpr Row kRows[] = {
+constexpr Row kZipRows[] = {
     {.ops = "_foreach_abs{,_}"},
     {.ops = "_foreach_acos{,_}"},
     {.ops = "_foreach_add{.List,_.List}", .linear = "01"},
@@ -179,7 +179,7 @@ std::vector<Part> build_zip(const Row& row, const OpCall& call) {
 } // namespace
 
 const Table& zip_table() {
-  static const Table table{"zip", nullptr, build_zip, kRows};
+  static const Table table{"zip", nullptr, build_zip, kZipRows};
   return table;
 }
 
