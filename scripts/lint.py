@@ -72,7 +72,7 @@ def format_check(files):
 HIDDEN = re.compile(r"^namespace \{$(.*?)^\} *// namespace$", re.MULTILINE | re.DOTALL)
 KEYWORDS = {"int", "bool", "double", "void", "const", "operator", "noexcept"}
 NAMES = re.compile(r"^[\w:<].*?\b(\w+)(?=\(|\[|;| =|\{| \{)", re.MULTILINE)
-ENUMERATORS = re.compile(r"^enum \w+[^{;]*\{([^}]*)\}", re.MULTILINE)  # those of an unscoped enumeration
+ENUMERATORS = re.compile(r"^enum (?!class\b)[^{;]*\{([^}]*)\}", re.MULTILINE)  # those of an unscoped enumeration
 ALIASES = re.compile(r"^using (\w+) = .*;$", re.MULTILINE)
 
 

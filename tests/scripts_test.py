@@ -70,12 +70,26 @@ class Lint(unittest.TestCase):
     def test_wants_the_licence_line(self):
         self.assertIn("lacks", self.complaints("int a;\n")[0])
 
-    def test_reads_apart_what_shares_a_hidden_name(self):
+    def groups(self, bodies, commands=None):
+        """The indices of the sources that are read together."""
         with tempfile.TemporaryDirectory() as folder:
-            paths = [pathlib.Path(folder) / f"{name}.cc" for name in "abc"]
-            for path, name in zip(paths, ("f", "f", "g")):
-                path.write_text(f"namespace {{\n\nint {name}(int x) {{\n  return x;\n}}\n\n}} // namespace\n")
-            self.assertEqual(lint.groups_of(paths), [[paths[0], paths[2]], [paths[1]]])
+            paths = [pathlib.Path(folder) / f"{number}.cc" for number in range(len(bodies))]
+            for path, body in zip(paths, bodies):
+                path.write_text(f"namespace {{\n\n{body}\n\n}} // namespace\n")
+            flags = {path: {"command": command} for path, command in zip(paths, commands or ["c++ -I/a"] * len(paths))}
+            return [[paths.index(path) for path in group] for group in lint.groups_of(paths, flags)]
+
+    def test_reads_apart_what_shares_a_hidden_name(self):
+        bodies = [f"int {name}(int x) {{\n  return x;\n}}" for name in "ffg"]
+        self.assertEqual(self.groups(bodies), [[0, 2], [1]])
+        self.assertEqual(self.groups(["constexpr int kRows[] = {1};", "constexpr int kRows[] = {2};"]), [[0], [1]])
+        self.assertEqual(self.groups(["enum A : int {\n  kOne,\n};", "enum B : int { kOne };", "enum class C { kOne };"]), [[0, 2], [1]])
+
+    def test_reads_together_what_shares_an_alias(self):
+        self.assertEqual(self.groups(["using Clock = A;", "using Clock = A;", "using Clock = B;"]), [[0, 1], [2]])
+
+    def test_reads_apart_what_sees_other_folders(self):
+        self.assertEqual(self.groups(["", "", ""], ["c++ -O2 -I/a", "c++ -I/b", "c++ -I/a"]), [[0, 2], [1]])
 
 
 if __name__ == "__main__":
