@@ -13,6 +13,6 @@ say "testing"
 results=build/test-results
 rm -rf "$results" && mkdir -p "$results"
 status=0
-ctest --test-dir build --output-on-failure --output-junit "$root/$results/ctest.xml" "$@" || status=$?
+ctest --test-dir build --parallel "$(nproc)" --output-on-failure --output-junit "$root/$results/ctest.xml" "$@" || status=$?
 python3 scripts/count_tests.py "$results"
 exit "$status"
