@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <tessera/comm/record.h>
 #include <tessera/comm/world.h>
@@ -6,6 +7,7 @@
 #include <tessera/optim/bucketed_gradients.h>
 #include <tessera/optim/global_norm.h>
 #include <tessera/optim/step_mode.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <cmath>
@@ -17,6 +19,7 @@ namespace tessera {
 namespace {
 
 constexpr const char* kAsker = "optimizer.sync";
+constexpr size_t kInFlight = 2; // reductions at a time where buffers are shared
 
 // How a gradient differs from its parameter's placements: two bits per axis.
 enum class AxisCode : uint8_t { kAsParameter, kSum, kAvg };
@@ -97,6 +100,7 @@ void BucketedGradients::before_gradient(const at::Tensor& parameter) {
   if (place.bucket != nullptr) {
     const AskerScope asker(kAsker);
     place.bucket->finish_reduction();
+    place.bucket->gradients().before_gradient(place.slot);
   }
 }
 
@@ -107,24 +111,69 @@ void BucketedGradients::after_gradient(const at::Tensor& parameter) {
     arrivals_.push_back(parameter.unsafeGetTensorImpl());
     return;
   }
-  place.bucket->bring_home(place.slot);
-  if (!options_.overlap || held_ > 0) {
+  place.bucket->gradients().take(place.slot);
+  if (!reduces_in_backward()) {
     return;
   }
+  begin_pass();
   const auto bucket = std::ranges::find(
       buckets_, place.bucket, [](const auto& owned) { return owned.get(); });
   arrived_[static_cast<size_t>(bucket - buckets_.begin())][place.slot] = true;
-  start_ready_buckets();
-}
-
-void BucketedGradients::start_ready_buckets() {
-  const AskerScope asker(kAsker);
-  const auto is_ready = [&](size_t bucket) {
-    return std::ranges::find(arrived_[bucket], false) == arrived_[bucket].end();
+  const auto is_ready = [&](size_t i) {
+    return std::ranges::find(arrived_[i], false) == arrived_[i].end();
   };
   while (next_to_start_ < buckets_.size() && is_ready(next_to_start_)) {
-    buckets_[next_to_start_++]->start_reduction();
+    start_next();
   }
+}
+
+// At the first gradient of a backward. Autograd calls back when it is done.
+void BucketedGradients::begin_pass() {
+  if (std::exchange(is_in_pass_, true)) {
+    return;
+  }
+  next_to_start_ = 0;
+  for (std::vector<bool>& arrived : arrived_) {
+    arrived.assign(arrived.size(), false);
+  }
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [weak = weak_from_this()] {
+        if (const auto self = weak.lock()) {
+          self->end_pass();
+        }
+      });
+}
+
+void BucketedGradients::end_pass() {
+  const std::scoped_lock lock(mutex_);
+  const c10::NoGradGuard no_grad;
+  while (is_in_pass_ && next_to_start_ < buckets_.size()) {
+    start_next();
+  }
+  is_in_pass_ = false;
+}
+
+void BucketedGradients::start_next() {
+  const AskerScope asker(kAsker);
+  FlatBucket& bucket = *buckets_[next_to_start_];
+  bucket.finish_reduction();
+  make_room(next_to_start_);
+  bucket.is_stale(); // takes what no hook has seen
+  bucket.start_reduction();
+  repeats_ += has_begun_[next_to_start_] && options_.stage == 1 ? 1 : 0;
+  has_begun_[next_to_start_++] = true;
+}
+
+// Before a bucket is reduced, where the buffers of those before it are shared.
+void BucketedGradients::make_room(size_t bucket) {
+  if (options_.stage > 1 && bucket >= kInFlight) {
+    buckets_[bucket - kInFlight]->finish_reduction();
+  }
+}
+
+void BucketedGradients::finish_update() {
+  is_reduced_ = false;
+  has_begun_.assign(has_begun_.size(), false);
 }
 
 const GradientSummary& BucketedGradients::reduce(
@@ -134,11 +183,8 @@ const GradientSummary& BucketedGradients::reduce(
   std::ranges::for_each(parameters, require_gradient);
   watch(parameters);
   const AskerScope asker(kAsker);
-  std::vector<bool> present;
-  for (const at::Tensor& parameter : parameters) {
-    present.push_back(parameter.grad().defined());
-  }
-  seen_present_ = std::move(present);
+  is_in_pass_ = false; // a backward that threw may have left it
+  seen_present_ = present_here(parameters);
   const bool is_first = !std::exchange(is_reduced_, true);
   const bool changed = reduce_buckets(is_first);
   if (is_first || changed || (norm_type && summary_.norm_type != norm_type)) {
@@ -155,22 +201,41 @@ const GradientSummary& BucketedGradients::reduce(
 bool BucketedGradients::reduce_buckets(bool all) {
   bool changed = false;
   for (size_t i = 0; i < buckets_.size(); ++i) {
+    make_room(i);
     FlatBucket& bucket = *buckets_[i];
-    const bool has_begun = i < next_to_start_;
     const bool is_stale = bucket.is_stale();
-    changed = changed || has_begun || is_stale;
-    if (is_stale || (all && !has_begun)) {
+    changed = changed || is_stale || (all && has_begun_[i]);
+    if (is_stale || (all && !has_begun_[i])) {
       bucket.finish_reduction();
       bucket.start_reduction();
-      repeats_ += has_begun ? 1 : 0;
+      repeats_ += has_begun_[i] ? 1 : 0;
     }
   }
-  for (size_t i = 0; i < buckets_.size(); ++i) {
-    buckets_[i]->finish_reduction();
-    arrived_[i].assign(arrived_[i].size(), false);
+  for (const auto& bucket : buckets_) {
+    bucket->finish_reduction();
   }
-  next_to_start_ = 0;
   return changed;
+}
+
+std::vector<bool> BucketedGradients::present_here(
+    const std::vector<at::Tensor>& parameters) const {
+  std::vector<bool> present;
+  for (const at::Tensor& parameter : parameters) {
+    const Place place = place_of(parameter);
+    present.push_back(
+        place.bucket == nullptr
+            ? parameter.grad().defined()
+            : place.bucket->gradients().is_present(place.slot));
+  }
+  return present;
+}
+
+int64_t BucketedGradients::buffer_bytes() const {
+  int64_t bytes = pool_->bytes();
+  for (const auto& bucket : buckets_) {
+    bytes += bucket->reduced_bytes();
+  }
+  return bytes;
 }
 
 BucketStatistics BucketedGradients::statistics() const {
@@ -178,7 +243,7 @@ BucketStatistics BucketedGradients::statistics() const {
   for (const auto& bucket : buckets_) {
     (bucket->kind().cuts.empty() ? statistics.local_buckets
                                  : statistics.buckets) += 1;
-    statistics.copies += bucket->copies();
+    statistics.copies += bucket->gradients().copies();
   }
   statistics.repeated_reductions = repeats_;
   return statistics;
@@ -188,7 +253,7 @@ double BucketedGradients::norm_power(double norm_type) const {
   NormSum sum(norm_type);
   for (const auto& bucket : buckets_) {
     if (bucket->kind().is_first_copy() && bucket->part().size() > 0) {
-      sum.add(bucket->gradients(bucket->part()));
+      sum.add(bucket->reduced(bucket->part()));
     }
   }
   return sum.value();
@@ -315,8 +380,14 @@ void BucketedGradients::make_buckets(
         placements,
         [this](const DeviceMesh& mesh, int64_t axis) {
           return group_of(mesh, axis);
+        },
+        [this](const auto& slots, int64_t size, const Group* group) {
+          return options_.stage > 1 && group != nullptr
+              ? make_released_gradients(slots, size, group, pool_)
+              : make_kept_gradients(slots, size, group);
         }));
     arrived_.emplace_back(members.size(), false);
+    has_begun_.push_back(false);
     for (const at::Tensor& member : members) {
       places_[member.unsafeGetTensorImpl()].bucket = buckets_.back().get();
     }
@@ -325,7 +396,7 @@ void BucketedGradients::make_buckets(
 
 Group BucketedGradients::group_of(const DeviceMesh& mesh, int64_t axis) {
   const Group& shared = mesh.group(axis);
-  if (!options_.overlap) {
+  if (!options_.overlap && options_.stage == 1) {
     return shared;
   }
   std::string key = shared.name();

@@ -20,6 +20,9 @@ struct BucketOptions {
   std::string axis; // that shards
   int64_t bytes; // of a bucket's parameters, at most
   bool overlap; // reductions begin during backward
+  // Of ZeRO. 2: unreduced gradients are given up as soon as their bucket is
+  // reduced, in every backward.
+  int stage;
 };
 
 // What the ranks know together after a reduction.
@@ -39,33 +42,34 @@ struct GradientSummary {
 // ranks, whatever each of them has seen. The same happens later to parameters
 // that had no gradient at first, or that were added.
 //
-// With overlap a bucket's reduction begins in backward, when it is complete and
-// all buckets before it have begun; what is left begins in `reduce`. A rank
-// whose gradients are all there waits for the others beside its backward, so
-// buckets have groups of their own: collectives that the program makes in
-// between cannot come between them.
+// With overlap, and from stage 2 on, a bucket's reduction begins in backward,
+// when it is complete and all buckets before it have begun; what is left at the
+// end of the backward begins then, so that every backward reduces every bucket
+// once on all ranks. A rank whose gradients are all there waits for the others
+// beside its backward, so buckets have groups of their own: collectives that
+// the program makes in between cannot come between them.
 class BucketedGradients final
     : public GradientListener,
       public std::enable_shared_from_this<BucketedGradients> {
  public:
   explicit BucketedGradients(BucketOptions options)
       : options_(std::move(options)) {}
+  ~BucketedGradients() override = default;
 
   // Hears of these parameters' gradients from now on.
   void watch(const std::vector<at::Tensor>& parameters);
 
   // Reduces the gradients once for each update, and again those that have been
   // written to since; agrees on which parameters have one and, if asked for, on
-  // the norm of all. The list of parameters is alike on all ranks. Collective
-  // over the world. Blocks.
+  // the norm of all. The list of parameters is alike on all ranks, and so are
+  // writes to gradients after the backward that made them. Collective over the
+  // world. Blocks.
   const GradientSummary& reduce(
       const std::vector<at::Tensor>& parameters,
       std::optional<double> norm_type);
 
   // The gradients have been used.
-  void finish_update() {
-    is_reduced_ = false;
-  }
+  void finish_update();
 
   // While positive, backward starts no reduction.
   void hold(int delta) {
@@ -86,17 +90,27 @@ class BucketedGradients final
   Place place_of(const at::Tensor& parameter) const;
 
   BucketStatistics statistics() const;
+  // Of buffers for gradients: reduced ones, and unreduced ones of stage 2.
+  int64_t buffer_bytes() const;
 
   void before_gradient(const at::Tensor& parameter) override;
   void after_gradient(const at::Tensor& parameter) override;
 
  private:
-  void start_ready_buckets();
+  bool reduces_in_backward() const {
+    return options_.stage > 1 || (options_.overlap && held_ == 0);
+  }
+  void begin_pass();
+  void end_pass();
+  void start_next();
+  void make_room(size_t bucket);
   bool reduce_buckets(bool all);
   void exchange(
       const std::vector<at::Tensor>& parameters,
       std::optional<double> norm_type,
       bool changed);
+  std::vector<bool> present_here(
+      const std::vector<at::Tensor>& parameters) const;
   bool place_new(const std::vector<at::Tensor>& parameters);
   void make_buckets(
       const std::vector<at::Tensor>& parameters,
@@ -112,7 +126,10 @@ class BucketedGradients final
   std::vector<c10::TensorImpl*> arrivals_; // not in buckets yet
   std::vector<std::vector<bool>> arrived_; // per bucket and slot
   size_t next_to_start_ = 0; // in this backward
+  bool is_in_pass_ = false; // of backward
+  std::vector<bool> has_begun_; // buckets, in backward since the last update
   bool is_reduced_ = false; // since the last update
+  std::shared_ptr<FlatBufferPool> pool_ = std::make_shared<FlatBufferPool>();
   std::vector<bool> seen_present_; // on this rank
   GradientSummary summary_;
   std::unordered_map<std::string, Group> own_groups_;

@@ -177,7 +177,7 @@ std::vector<at::Tensor> BucketedMode::states_of(
 void BucketedMode::update(FlatBucket& bucket, const std::vector<Run>& runs) {
   for (const Run& run : runs) {
     const at::Tensor parameters = bucket.parameters(run.range);
-    const void* gradient = bucket.gradients(run.range).data_ptr();
+    const void* gradient = bucket.reduced(run.range).data_ptr();
     const std::vector<at::Tensor> states = states_of(bucket, run);
     UpdateRange range;
     range.parameter = parameters.data_ptr();
@@ -214,11 +214,11 @@ FlatShard BucketedMode::reduced_shard(const at::Tensor& parameter) const {
   const FlatRange mine = intersect(whole, bucket->part());
   if (mine.size() == 0) {
     return {
-        bucket->gradients({bucket->part().begin, bucket->part().begin}),
+        bucket->reduced({bucket->part().begin, bucket->part().begin}),
         spec_of(parameter)};
   }
   return {
-      bucket->gradients(mine),
+      bucket->reduced(mine),
       spec_of(parameter),
       mine.begin - whole.begin,
       mine.end - whole.begin};
@@ -242,9 +242,7 @@ OptimizerMemory BucketedMode::memory(const StateMap& /*states*/) const {
       memory.state_bytes += static_cast<int64_t>(state.nbytes());
     }
   }
-  for (const auto& bucket : gradients_->buckets()) {
-    memory.gradient_bytes += bucket->reduced_bytes();
-  }
+  memory.gradient_bytes = gradients_->buffer_bytes();
   return memory;
 }
 
@@ -252,12 +250,13 @@ OptimizerMemory BucketedMode::memory(const StateMap& /*states*/) const {
 
 std::unique_ptr<StepMode> make_bucketed_mode(
     UpdateRule rule,
-    std::string axis,
+    const ShardingStage& stage,
     const ShardOptions& options,
     const ParamGroups& groups) {
   return std::make_unique<BucketedMode>(
       rule,
-      BucketOptions{std::move(axis), options.bucket_bytes, options.overlap},
+      BucketOptions{
+          stage.axis, options.bucket_bytes, options.overlap, stage.stage},
       groups);
 }
 

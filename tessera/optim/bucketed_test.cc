@@ -21,8 +21,8 @@ ShardOptions bucketed(int64_t bucket_bytes = 1 << 20, bool overlap = false) {
 }
 
 at::Tensor batch_of(int64_t rows, int64_t columns, uint64_t seed = 7) {
-  torch::manual_seed(seed);
-  return torch::rand({rows, columns});
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  return torch::rand({rows, columns}, generator);
 }
 
 // A model whose parameters are distributed over "dp", and its optimizer.
@@ -30,7 +30,8 @@ struct Job {
   Job(const World& world,
       const Model& model,
       const ShardOptions& options,
-      const std::vector<Axis>& axes = {})
+      const std::vector<Axis>& axes = {},
+      const ShardingStage& stage = ShardingStage1("dp"))
       : mesh(make_mesh(
             world,
             axes.empty() ? std::vector<Axis>{{"dp", world.size()}} : axes)),
@@ -40,7 +41,7 @@ struct Job {
           testing::distributed_leaf(value, mesh, replicated(mesh)));
     }
     optimizer.emplace(testing::sharded_optimizer(
-        testing::Rule::kAdamW, params, "dp", options));
+        testing::Rule::kAdamW, params, stage, options));
   }
 
   at::Tensor distributed(const at::Tensor& batch) const {
@@ -50,6 +51,16 @@ struct Job {
   }
   void backward(const at::Tensor& batch) {
     forward(params, distributed(batch)).sum().backward();
+  }
+  // The loss, and if `on_this_rank` something of a parameter that forward does
+  // not use, in one backward.
+  void backward_with(const at::Tensor& batch, size_t param, bool on_this_rank) {
+    const at::Tensor loss = forward(params, distributed(batch)).sum();
+    at::Tensor own = to_local(redistribute(loss, replicated(mesh)));
+    if (on_this_rank) {
+      own = own + to_local(params[param], Placements{Partial()}).square().sum();
+    }
+    own.backward();
   }
   Tensors values() const {
     Tensors values;
@@ -82,8 +93,12 @@ struct PlainJob {
 };
 
 void expect_like(const Job& job, const PlainJob& plain) {
-  EXPECT_LT(
-      testing::largest_difference(job.values(), plain.params), kTolerance);
+  const Tensors values = job.values();
+  for (size_t i = 0; i < values.size(); ++i) {
+    EXPECT_LT(
+        testing::largest_difference({values[i]}, {plain.params[i]}), kTolerance)
+        << "parameter " << i;
+  }
 }
 
 // And two parameters that forward does not use.
@@ -364,17 +379,11 @@ TEST_P(Bucketed, OverlapDoesNotDependOnWhatEachRankHasInBetween) {
     Job reference(world, model, bucketed(200));
     for (int step = 0; step < 4; ++step) {
       for (Job* each : {&job, &reference}) {
-        const at::Tensor loss =
-            each->forward(each->params, each->distributed(batch)).sum();
-        at::Tensor own = torch::zeros({}, torch::kFloat);
-        loss.backward();
-        if (step == 0 || world.rank() == step % world.size()) {
-          at::Tensor& param = each->params[7];
-          param.mutable_grad() = wrap_local(
-              local_of(param).detach().clone(),
-              with_placements(spec_of(param), {Partial()}));
-        }
-        own.fill_(loss.item<float>()); // a collective of the program
+        each->backward_with(
+            batch, 7, step == 0 || world.rank() == step % world.size());
+        each->forward(each->params, each->distributed(batch))
+            .sum()
+            .item<float>(); // a collective of the program
         each->optimizer->step();
         each->optimizer->zero_grad();
       }
@@ -417,7 +426,7 @@ TEST_P(Bucketed, ParametersOfSeveralTypesAndLaterGroupsTrainLikeOne) {
     job.optimizer.emplace(testing::sharded_optimizer(
         testing::Rule::kAdamW,
         Tensors(job.params.begin(), job.params.end() - 1),
-        "dp",
+        ShardingStage1("dp"),
         bucketed()));
     train(job);
     expect_like(job, plain);
@@ -453,6 +462,145 @@ TEST(BucketedMesh, TwoAxesNestAndNormsCountEachElementOnce) {
       expect_like(job, plain);
     });
   }
+}
+
+class StageTwo : public ::testing::TestWithParam<int64_t> {
+ protected:
+  static Job job(
+      const World& world, const Model& model, int64_t bucket_bytes = 200) {
+    return {world, model, bucketed(bucket_bytes), {}, ShardingStage2("dp")};
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Ranks, StageTwo, ::testing::Values(1, 2, 3, 4));
+
+TEST_P(StageTwo, TrainsBitForBitAsStageOne) {
+  const Model model = testing::uneven_mlp();
+  run_ranks(GetParam(), [&](World world) {
+    Job two = job(world, model);
+    Job one(world, model, bucketed(200));
+    for (uint64_t step = 0; step < 5; ++step) {
+      for (Job* each : {&one, &two}) {
+        each->optimizer->zero_grad();
+        each->backward(batch_of(11, 10, step));
+        each->optimizer->clip_grad_norm(2.0);
+        each->optimizer->step();
+      }
+    }
+    const Tensors expected = one.values();
+    const Tensors values = two.values();
+    for (size_t i = 0; i < values.size(); ++i) {
+      EXPECT_TRUE(values[i].equal(expected[i])) << "parameter " << i;
+    }
+  });
+}
+
+// zero_grad of the base class is not virtual, so both are tried; gradients that
+// were dropped before a step do not come back.
+TEST_P(StageTwo, AccumulatesUntilGradientsAreDropped) {
+  const Model model = testing::uneven_mlp();
+  const auto train = [](auto& job) {
+    for (uint64_t step = 0; step < 6; ++step) {
+      job.backward(batch_of(11, 10, step));
+      if (step % 3 == 1) {
+        static_cast<torch::optim::Optimizer&>(*job.optimizer).zero_grad();
+      } else if (step % 3 == 2) {
+        job.optimizer->zero_grad();
+      }
+      job.backward(batch_of(12, 10, 10 + step));
+      job.backward(batch_of(10, 10, 20 + step));
+      job.optimizer->step();
+    }
+    job.optimizer->step(); // with the same gradients
+  };
+  PlainJob plain(model);
+  train(plain);
+  run_ranks(GetParam(), [&](World world) {
+    Job two = job(world, model);
+    train(two);
+    expect_like(two, plain);
+  });
+}
+
+TEST_P(StageTwo, ReducesEachBucketOnceInEveryBackward) {
+  const Model model = testing::uneven_mlp();
+  run_ranks(GetParam(), [&](World world) {
+    Job two = job(world, model);
+    two.backward(batch_of(11, 10));
+    two.optimizer->step();
+    const int64_t buckets = two.optimizer->bucket_statistics().buckets;
+    for (int pass = 0; pass < 3; ++pass) {
+      world.record().reset();
+      two.backward(batch_of(11, 10));
+      EXPECT_EQ(counts(world).reduce_scatter, buckets);
+    }
+    world.record().reset();
+    two.optimizer->step();
+    EXPECT_EQ(
+        counts(world),
+        (Counts{0, buckets, static_cast<int64_t>(world.size() > 1)}));
+  });
+}
+
+TEST_P(StageTwo, RareParametersAreSkippedOrPaddedWithZeros) {
+  const Model model = with_rare_parameters();
+  const at::Tensor batch = batch_of(12, 10);
+  PlainJob plain(model);
+  for (int step = 0; step < 5; ++step) {
+    plain.backward(batch);
+    if (step % 2 == 1) {
+      plain.params[6].square().sum().backward();
+    }
+    plain.optimizer->step();
+    plain.optimizer->zero_grad();
+  }
+  run_ranks(GetParam(), [&](World world) {
+    Job two = job(world, model);
+    for (int step = 0; step < 5; ++step) {
+      two.backward_with(
+          batch, 6, step % 2 == 1 && world.rank() == world.size() - 1);
+      two.optimizer->step();
+      two.optimizer->zero_grad();
+    }
+    expect_like(two, plain);
+  });
+}
+
+TEST(StageTwoMemory, GradientsAreMarkersAndBuffersAreShared) {
+  const int64_t rows = 256;
+  Model model;
+  for (int i = 0; i < 12; ++i) {
+    model.values.push_back(torch::eye(rows));
+  }
+  model.forward = [](const Tensors& p, at::Tensor x) {
+    for (const at::Tensor& weight : p) {
+      x = x.mm(weight);
+    }
+    return x;
+  };
+  run_ranks(2, [&](World world) {
+    const int64_t bytes = 4 * rows * rows;
+    Job two(world, model, bucketed(bytes), {}, ShardingStage2("dp"));
+    for (int step = 0; step < 3; ++step) {
+      two.optimizer->zero_grad();
+      two.backward(batch_of(8, rows));
+      two.optimizer->step();
+    }
+    EXPECT_EQ(two.optimizer->bucket_statistics().buckets, 12);
+    // The shards, two buckets in flight, and one or two being filled.
+    EXPECT_LE(
+        two.optimizer->memory().gradient_bytes, 12 * bytes / 2 + 4 * bytes);
+    at::Tensor gradient = two.params[0].grad();
+    EXPECT_EQ(local_of(gradient).storage().nbytes(), 4);
+    EXPECT_TRUE(local_of(gradient).isnan().all().item<bool>());
+    EXPECT_ANY_THROW(gradient.mul_(2));
+    EXPECT_THROW(
+        Job(world,
+            model,
+            {GradientSync::kReduceScatter},
+            {},
+            ShardingStage2("dp")),
+        UsageError);
+  });
 }
 
 } // namespace

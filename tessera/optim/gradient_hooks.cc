@@ -21,7 +21,7 @@ class BeforeHook final : public torch::autograd::FunctionPreHook {
   variable_list operator()(const variable_list& gradients) override {
     const auto listener = listener_.lock();
     auto parameter = parameter_.lock();
-    if (listener != nullptr && parameter) {
+    if (listener != nullptr && parameter && gradients[0].defined()) {
       listener->before_gradient(at::Tensor(std::move(parameter)));
     }
     return gradients;

@@ -102,13 +102,11 @@ std::unique_ptr<torch::optim::Optimizer> plain_optimizer(
 ShardedOptimizer sharded_optimizer(
     Rule rule,
     Tensors params,
-    const std::string& axis,
+    const ShardingStage& stage,
     const ShardOptions& options) {
   return with_optimizer(rule, std::move(params), [&](auto&& optimizer) {
     return shard_optimizer(
-        std::forward<decltype(optimizer)>(optimizer),
-        ShardingStage1(axis),
-        options);
+        std::forward<decltype(optimizer)>(optimizer), stage, options);
   });
 }
 
@@ -155,8 +153,8 @@ Tensors train_sharded(
         distributed_leaf(model.values[i], mesh, param_placements[i]));
   }
   const at::Tensor x = distribute(batch, mesh, batch_placements);
-  auto optimizer =
-      sharded_optimizer(training.rule, params, axis, {training.sync});
+  auto optimizer = sharded_optimizer(
+      training.rule, params, ShardingStage1(axis), {training.sync});
   for (int64_t step = 0; step < training.steps; ++step) {
     for (int64_t pass = 0; pass < training.passes; ++pass) {
       backward_with_ones(model.forward(params, x));

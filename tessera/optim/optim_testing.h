@@ -57,7 +57,7 @@ std::unique_ptr<torch::optim::Optimizer> plain_optimizer(
 ShardedOptimizer sharded_optimizer(
     Rule rule,
     Tensors params,
-    const std::string& axis,
+    const ShardingStage& stage,
     const ShardOptions& options);
 
 // A leaf that requires a gradient.

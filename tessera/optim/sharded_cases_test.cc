@@ -311,8 +311,8 @@ TEST(ShardedCases, GradientThatComesLaterStartsItsOwnMomentum) {
       for (const at::Tensor& value : model.values) {
         params.push_back(testing::distributed_leaf(value, mesh, {Replicate()}));
       }
-      auto optimizer =
-          testing::sharded_optimizer(Rule::kSgdMomentum, params, "dp", {sync});
+      auto optimizer = testing::sharded_optimizer(
+          Rule::kSgdMomentum, params, ShardingStage1("dp"), {sync});
       train(optimizer, params, [&](int64_t n) {
         return distribute(torch::ones({n}), mesh, {Shard(0)});
       });

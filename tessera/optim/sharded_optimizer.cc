@@ -59,7 +59,7 @@ void require_axis(const ParamGroups& groups, const std::string& name) {
 
 struct ShardedOptimizer::Impl {
   UpdateRule rule;
-  std::string axis;
+  ShardingStage stage;
   ShardOptions options;
   std::unique_ptr<StepMode> mode;
   bool is_bucketed = false;
@@ -75,9 +75,14 @@ struct ShardedOptimizer::Impl {
 
 void ShardedOptimizer::Impl::make_mode(const ParamGroups& groups) {
   is_bucketed = sync() == GradientSync::kBucketed;
+  if (stage.stage > 1 && !is_bucketed) {
+    throw UsageError(
+        "shard_optimizer: got ShardingStage2 in a mode without flat buffers, "
+        "expected kBucketed; choose that, or ShardingStage1");
+  }
   mode = is_bucketed
-      ? make_bucketed_mode(rule, axis, options, groups)
-      : make_tensorwise_mode(rule, axis, [this] { return sync(); });
+      ? make_bucketed_mode(rule, stage, options, groups)
+      : make_tensorwise_mode(rule, stage.axis, [this] { return sync(); });
 }
 
 // The environment may have changed since the last step. Flat states cannot
@@ -98,21 +103,18 @@ StepMode& ShardedOptimizer::Impl::mode_for_step(const ParamGroups& groups) {
 
 ShardedOptimizer::ShardedOptimizer(
     torch::optim::Optimizer&& optimizer,
-    ShardingStage1 stage,
+    ShardingStage stage,
     const ShardOptions& options)
     : Optimizer(ParamGroups(), optimizer.defaults().clone()),
       impl_(std::make_unique<Impl>(Impl{
-          update_rule_of(optimizer),
-          std::move(stage.axis),
-          options,
-          nullptr})) {
+          update_rule_of(optimizer), std::move(stage), options, nullptr})) {
   if (has_stepped(optimizer)) {
     throw UsageError(
         "shard_optimizer: got an optimizer that has stepped, expected a fresh "
         "one; shard it before training");
   }
   param_groups_ = distinct_groups(optimizer.param_groups());
-  require_axis(param_groups_, impl_->axis);
+  require_axis(param_groups_, impl_->stage.axis);
   impl_->make_mode(param_groups_);
 }
 
@@ -130,6 +132,10 @@ torch::Tensor ShardedOptimizer::step(LossClosure closure) {
   const c10::NoGradGuard no_grad;
   impl_->mode_for_step(param_groups_).step(param_groups_, state_);
   return loss;
+}
+
+void ShardedOptimizer::zero_grad(bool set_to_none) {
+  Optimizer::zero_grad(set_to_none || impl_->stage.stage > 1);
 }
 
 double ShardedOptimizer::clip_grad_norm(double max_norm, double norm_type) {
@@ -185,7 +191,7 @@ void ShardedOptimizer::load(torch::serialize::InputArchive& /*archive*/) {
 
 ShardedOptimizer shard_optimizer(
     torch::optim::Optimizer&& optimizer,
-    ShardingStage1 stage,
+    ShardingStage stage,
     const ShardOptions& options) {
   return ShardedOptimizer(std::move(optimizer), std::move(stage), options);
 }

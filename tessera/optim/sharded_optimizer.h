@@ -24,10 +24,25 @@ enum class GradientSync : uint8_t {
             // reduce_scatter, one update and one all_gather
 };
 
-// Optimizer states are sharded over one mesh axis.
-struct ShardingStage1 {
-  explicit ShardingStage1(std::string axis_name) : axis(std::move(axis_name)) {}
+// What is sharded over one mesh axis: ShardingStage1 or ShardingStage2.
+struct ShardingStage {
   std::string axis;
+  int stage;
+};
+
+// The optimizer's states.
+struct ShardingStage1 : ShardingStage {
+  explicit ShardingStage1(std::string axis_name)
+      : ShardingStage{std::move(axis_name), 1} {}
+};
+
+// The states and the gradients: every backward reduces them, and only this
+// rank's part stays. `p.grad()` then is a marker without memory that reads as
+// NaN, so clip with the optimizer's clip_grad_norm, and drop gradients with its
+// zero_grad. Of kBucketed only.
+struct ShardingStage2 : ShardingStage {
+  explicit ShardingStage2(std::string axis_name)
+      : ShardingStage{std::move(axis_name), 2} {}
 };
 
 struct ShardOptions {
@@ -80,7 +95,7 @@ class ShardedOptimizer : public torch::optim::Optimizer {
  public:
   ShardedOptimizer(
       torch::optim::Optimizer&& optimizer,
-      ShardingStage1 stage,
+      ShardingStage stage,
       const ShardOptions& options);
   ~ShardedOptimizer() override;
   ShardedOptimizer(ShardedOptimizer&&) noexcept;
@@ -92,6 +107,9 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   // gradients. Collective over the parameters'
   // meshes. Blocks. Throws UsageError, TimeoutError, PeerError.
   torch::Tensor step(LossClosure closure = nullptr) override;
+
+  // As torch's. In ShardingStage2 gradients always become undefined.
+  void zero_grad(bool set_to_none = true);
 
   // Scales the gradients so that their global norm is at most `max_norm`, and
   // returns the norm before. `norm_type` is any positive number or infinity.
@@ -148,7 +166,7 @@ class ShardedOptimizer : public torch::optim::Optimizer {
 // optimizer, a plain parameter, an axis that no parameter's mesh has.
 ShardedOptimizer shard_optimizer(
     torch::optim::Optimizer&& optimizer,
-    ShardingStage1 stage,
+    ShardingStage stage,
     const ShardOptions& options = {});
 
 } // namespace tessera

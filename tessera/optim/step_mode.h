@@ -51,7 +51,7 @@ std::unique_ptr<StepMode> make_tensorwise_mode(
 // Flat buffers: kBucketed.
 std::unique_ptr<StepMode> make_bucketed_mode(
     UpdateRule rule,
-    std::string axis,
+    const ShardingStage& stage,
     const ShardOptions& options,
     const ParamGroups& groups);
 
