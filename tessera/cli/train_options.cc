@@ -153,6 +153,17 @@ void declare_world_options(CLI::App& app, TrainOptions& options) {
       "--bucket-mb",
       options.bucket_mb,
       "MiB of parameters in one flat buffer of --sync bucketed, at most");
+  app.add_option(
+         "--zero",
+         options.stage,
+         "Stage of ZeRO: 1 cuts the optimizer's states, 2 gradients too")
+      ->check(whole_number(1, 2))
+      ->capture_default_str();
+  add_count(
+      app,
+      "--grad-accum",
+      options.passes,
+      "Backward passes per step, each with a batch of its own");
   app.add_flag(
       "--overlap",
       options.overlap,
@@ -244,6 +255,8 @@ TrainerOptions trainer_options(const TrainOptions& options) {
   trainer.sync = sync_of(options.sync);
   trainer.bucket_bytes = options.bucket_mb << 20;
   trainer.overlap = options.overlap;
+  trainer.stage = options.stage;
+  trainer.passes = options.passes;
   trainer.axis = kBatchAxis;
   return trainer;
 }

@@ -28,6 +28,8 @@ struct TrainOptions {
   std::string sync = "default"; // or an option of sync_modes()
   int64_t bucket_mb = 64; // MiB of parameters in a flat buffer, at most
   bool overlap = false; // reductions begin during backward
+  int stage = 1; // of ZeRO
+  int64_t passes = 1; // backward passes per step
   int64_t batch = 8; // rows per rank and step
   int64_t sequence = 128;
   int64_t steps = 0; // 0: kDefaultSteps, or kDefaultCompareSteps with --compare

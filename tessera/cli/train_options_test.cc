@@ -73,6 +73,8 @@ TEST(TrainOptions, NamesEverySynchronisationMode) {
       GradientSync::kReduceScatter);
   EXPECT_EQ(plan({"--sync", "bucketed"}).trainer.sync, GradientSync::kBucketed);
   EXPECT_EQ(plan({"--bucket-mb", "3"}).trainer.bucket_bytes, 3 << 20);
+  EXPECT_EQ(plan({"--zero", "2"}).trainer.stage, 2);
+  EXPECT_EQ(plan({"--grad-accum", "3"}).trainer.passes, 3);
   EXPECT_TRUE(plan({"--overlap"}).trainer.overlap);
   EXPECT_THROW(plan({"--sync", "fast"}), CLI::ValidationError);
 }

@@ -11,6 +11,7 @@
 #include <torch/optim/adamw.h>
 
 #include <chrono>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -101,7 +102,7 @@ struct Trainer::Impl {
         model(build_model(mesh, options)),
         optimizer(shard_optimizer(
             adamw(*model, options),
-            ShardingStage1(options.axis),
+            ShardingStage{options.axis, options.stage},
             {.sync = options.sync,
              .bucket_bytes = options.bucket_bytes,
              .overlap = options.overlap})) {}
@@ -114,6 +115,23 @@ struct Trainer::Impl {
     return {
         from_local(local.tokens, mesh, placements, sizes),
         from_local(local.targets, mesh, placements, sizes)};
+  }
+
+  // Returns the mean loss.
+  double backward_passes() {
+    double sum = 0;
+    for (int64_t pass = 0; pass < options.passes; ++pass) {
+      std::optional<AccumulationScope> scope;
+      if (pass + 1 < options.passes) {
+        scope.emplace(optimizer.accumulate());
+      }
+      const Batch batch =
+          distributed(loader.train(steps_done * options.passes + pass));
+      const at::Tensor loss = model->loss(batch.tokens, batch.targets);
+      (options.passes > 1 ? loss / options.passes : loss).backward();
+      sum += loss.item<double>();
+    }
+    return sum / static_cast<double>(options.passes);
   }
 
   void set_learning_rate(double rate) {
@@ -145,13 +163,9 @@ StepReport Trainer::step() {
   report.learning_rate = self.options.schedule.at(self.steps_done);
   report.tokens = tokens_per_step();
   const auto start = Clock::now();
-  const Batch batch = self.distributed(self.loader.train(self.steps_done));
-
   Stopwatch watch(self.mesh.world().record());
   self.optimizer.zero_grad();
-  const at::Tensor loss = self.model->loss(batch.tokens, batch.targets);
-  loss.backward();
-  report.loss = loss.item<double>();
+  report.loss = self.backward_passes();
   const Stopwatch::Lap forward_backward = watch.lap();
 
   self.set_learning_rate(report.learning_rate);
@@ -183,7 +197,8 @@ double Trainer::validation_loss(int64_t batches) const {
 }
 
 int64_t Trainer::tokens_per_step() const {
-  return impl_->loader.options().global_batch * impl_->options.sequence;
+  return impl_->loader.options().global_batch * impl_->options.sequence *
+      impl_->options.passes;
 }
 
 int64_t Trainer::state_bytes() const {

@@ -19,7 +19,8 @@ enum class GradientSync : uint8_t; // tessera/optim/sharded_optimizer.h
 struct TrainerOptions {
   LlamaConfig model;
   Schedule schedule;
-  int64_t batch = 8; // rows per rank and step
+  int64_t batch = 8; // rows per rank and backward pass
+  int64_t passes = 1; // backward passes whose gradients a step accumulates
   int64_t sequence = 128; // tokens per row
   double weight_decay = 0.1;
   double clip = 1.0; // largest global norm of the gradients; 0: no clipping
@@ -28,6 +29,7 @@ struct TrainerOptions {
   GradientSync sync{}; // kDefault
   int64_t bucket_bytes = int64_t{64} << 20; // of a flat buffer, at most
   bool overlap = false; // reductions begin during backward
+  int stage = 1; // of ZeRO: 1 or 2
   std::string axis =
       "dp"; // mesh axis that the batch and the optimizer's states are cut along
 };

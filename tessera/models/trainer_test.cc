@@ -63,7 +63,8 @@ TEST(Trainer, AnyNumberOfRanksAndEveryModeGiveTheSameLosses) {
     for (const GradientSync sync :
          {GradientSync::kImplicit,
           GradientSync::kAllReduce,
-          GradientSync::kReduceScatter}) {
+          GradientSync::kReduceScatter,
+          GradientSync::kBucketed}) {
       run_ranks(ranks, [&](World world) {
         const Curve got = train(world, options(ranks, sync));
         for (size_t i = 0; i < expected.losses.size(); ++i) {
@@ -74,6 +75,33 @@ TEST(Trainer, AnyNumberOfRanksAndEveryModeGiveTheSameLosses) {
         }
         EXPECT_NEAR(got.validation_loss, expected.validation_loss, 1e-4);
       });
+    }
+  }
+}
+
+TEST(Trainer, AccumulationOverlapAndStagesGiveTheSameLosses) {
+  const auto accumulating = [](int64_t ranks) {
+    TrainerOptions trainer = options(ranks, GradientSync::kBucketed);
+    trainer.passes = 3;
+    trainer.bucket_bytes = 20000;
+    return trainer;
+  };
+  Curve expected;
+  run_ranks(1, [&](World world) { expected = train(world, accumulating(1)); });
+  for (const int64_t ranks : {2, 3}) {
+    for (const int stage : {1, 2}) {
+      for (const bool overlap : {false, true}) {
+        run_ranks(ranks, [&](World world) {
+          TrainerOptions trainer = accumulating(ranks);
+          trainer.stage = stage;
+          trainer.overlap = overlap;
+          const Curve got = train(world, trainer);
+          for (size_t i = 0; i < expected.losses.size(); ++i) {
+            EXPECT_NEAR(got.losses[i], expected.losses[i], 1e-4)
+                << ranks << " ranks, stage " << stage << ", step " << i + 1;
+          }
+        });
+      }
     }
   }
 }
