@@ -3,11 +3,15 @@
 
 #include <tessera/comm/group.h>
 
+#include <functional>
 #include <span>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 namespace tessera {
+
+// The most tensors that one call lends.
+constexpr std::size_t kMaxLent = 2;
 
 // What a backend offers to a Group: the calls of group.h after their arguments
 // were checked on this rank (contiguous CPU tensors, counts that fit, more than
@@ -38,6 +42,13 @@ class Collectives {
   virtual WorkPtr send(const at::Tensor& tensor, int64_t peer, int tag) = 0;
   virtual WorkPtr recv(const at::Tensor& tensor, int64_t peer, int tag) = 0;
   virtual WorkPtr barrier() = 0;
+
+  // Backends that cannot lend memory leave these two as they are.
+  virtual bool can_lend(std::span<const at::Tensor> /*tensors*/) {
+    return false;
+  }
+  virtual WorkPtr with_peers(
+      std::span<const at::Tensor> lent, std::function<void(PeerBuffers)> body);
 
   // An uninitialised tensor in the memory that this backend moves fastest.
   virtual at::Tensor allocate(

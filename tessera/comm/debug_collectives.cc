@@ -53,8 +53,8 @@ class Cards {
 
   bool sound(int64_t rank) const {
     const CallHeader& header = card(rank).header;
-    return header.kind <= CollectiveKind::kBarrier &&
-        header.op <= ReduceOp::kProduct && header.dtype >= 0 &&
+    return header.kind <= kLastCollective && header.op <= ReduceOp::kProduct &&
+        header.dtype >= 0 &&
         header.dtype < static_cast<int8_t>(at::ScalarType::NumOptions) &&
         header.ndim >= -1 &&
         header.ndim <= static_cast<int64_t>(kMaxHeaderDims);
@@ -157,6 +157,21 @@ class DebugCollectives : public Collectives {
   WorkPtr barrier() override {
     compare({.kind = CollectiveKind::kBarrier, .shape = at::IntArrayRef{}});
     return inner_->barrier();
+  }
+
+  bool can_lend(std::span<const at::Tensor> tensors) override {
+    return inner_->can_lend(tensors);
+  }
+
+  WorkPtr with_peers(
+      std::span<const at::Tensor> lent,
+      std::function<void(PeerBuffers)> body) override {
+    std::vector<int64_t> bytes;
+    for (const at::Tensor& tensor : lent) {
+      bytes.push_back(static_cast<int64_t>(tensor.nbytes()));
+    }
+    compare({.kind = CollectiveKind::kWithPeers, .shape = bytes});
+    return inner_->with_peers(lent, std::move(body));
   }
 
   at::Tensor allocate(

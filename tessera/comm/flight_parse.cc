@@ -110,7 +110,7 @@ class Fields {
   std::string where_;
 };
 
-constexpr int kKinds = static_cast<int>(CollectiveKind::kBarrier) + 1;
+constexpr int kKinds = static_cast<int>(kLastCollective) + 1;
 constexpr int kOps = static_cast<int>(ReduceOp::kProduct) + 1;
 constexpr int kStates = static_cast<int>(CallState::kFailed) + 1;
 constexpr int kDtypes = static_cast<int>(c10::ScalarType::NumOptions);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ops/empty.h>
+#include <fmt/format.h>
 #include <tessera/base/error.h>
+#include <tessera/comm/counts.h>
 #include <tessera/comm/group_checks.h>
 #include <tessera/comm/group_impl.h>
 #include <tessera/comm/peer_watch.h>
@@ -218,6 +220,14 @@ at::Tensor Collectives::allocate(
   return at::empty(sizes, options);
 }
 
+WorkPtr Collectives::with_peers(
+    std::span<const at::Tensor> /*lent*/,
+    std::function<void(PeerBuffers)> /*body*/) {
+  throw UsageError(
+      "with_peers: got a backend whose ranks cannot use each other's memory, "
+      "expected shm; ask can_lend first");
+}
+
 at::Tensor Group::allocate(
     at::IntArrayRef sizes, const at::TensorOptions& options) const {
   return impl_->collectives ? impl_->collectives->allocate(sizes, options)
@@ -367,6 +377,44 @@ WorkPtr Group::barrier() const {
   return recorded(*impl_, in_background_, call, 0, [](Collectives& c) {
     return c.barrier();
   });
+}
+
+bool Group::can_lend(std::span<const at::Tensor> tensors) const {
+  return !impl_->collectives || impl_->collectives->can_lend(tensors);
+}
+
+WorkPtr Group::with_peers(
+    std::span<const at::Tensor> lent,
+    std::function<void(PeerBuffers)> body) const {
+  constexpr auto kKind = CollectiveKind::kWithPeers;
+  if (lent.empty() || lent.size() > kMaxLent) {
+    refuse(
+        *impl_,
+        kKind,
+        fmt::format("got {} tensors, expected 1 or 2", lent.size()));
+  }
+  std::vector<int64_t> bytes;
+  for (const at::Tensor& tensor : lent) {
+    check_tensor(*impl_, kKind, tensor);
+    bytes.push_back(bytes_of(tensor));
+  }
+  if (size() == 1) {
+    std::vector<std::byte*> places;
+    std::vector<std::span<std::byte* const>> buffers;
+    for (const at::Tensor& tensor : lent) {
+      places.push_back(static_cast<std::byte*>(tensor.mutable_data_ptr()));
+    }
+    for (std::byte* const& place : places) {
+      buffers.emplace_back(&place, 1);
+    }
+    body(buffers);
+    return done_work();
+  }
+  const CallDescription call{.kind = kKind, .shape = bytes};
+  return recorded(
+      *impl_, in_background_, call, sum_of(bytes), [&](Collectives& c) {
+        return c.with_peers(lent, std::move(body));
+      });
 }
 
 } // namespace tessera

@@ -6,7 +6,9 @@
 #include <tessera/comm/record.h>
 #include <tessera/comm/reduce_op.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -20,6 +22,10 @@ namespace tessera {
 
 class GroupImpl;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+// buffers[i][rank]: where, in this process, what that rank lends as its i-th
+// begins. Valid until the function that gets them returns.
+using PeerBuffers = std::span<const std::span<std::byte* const>>;
 
 // An ordered set of ranks and their collectives. A cheap handle; copies mean
 // the same group. Every call is collective over the group: all its ranks call
@@ -83,6 +89,22 @@ class Group {
   WorkPtr send(const at::Tensor& tensor, int64_t peer, int tag = 0) const;
   WorkPtr recv(const at::Tensor& tensor, int64_t peer, int tag = 0) const;
   WorkPtr barrier() const;
+
+  // Whether this rank can lend these: over shm, what `allocate` made, or
+  // anything where all ranks are threads of one process. Not collective.
+  bool can_lend(std::span<const at::Tensor> tensors) const;
+
+  // One pass over the memory of all ranks: lends one or two tensors, of the
+  // same sizes in bytes on every rank, and calls `body` once every rank has.
+  // Ends when the bodies of all ranks have, so they divide the bytes among
+  // themselves: what one writes no other may read or write. No collective of
+  // this group is called in a body, which runs on the background's thread where
+  // that was asked for. A body that throws ends the group, as the death of a
+  // rank does: PeerError on the others. Throws UsageError on all ranks, the
+  // group going on, when one cannot lend its tensors.
+  WorkPtr with_peers(
+      std::span<const at::Tensor> lent,
+      std::function<void(PeerBuffers)> body) const;
 
  private:
   std::shared_ptr<GroupImpl> impl_;

@@ -239,7 +239,7 @@ std::string PeerWatch::describe(int64_t rank) const {
   std::string text = rank_text(rank, rank, peer.pid, peer.host);
   if (peer.status) {
     const uint32_t kind = peer.status->kind.load(std::memory_order_acquire);
-    const auto last = static_cast<uint32_t>(CollectiveKind::kBarrier) + 1;
+    const auto last = static_cast<uint32_t>(kLastCollective) + 1;
     if (kind > 0 && kind <= last) {
       text += last_operation_text(
           name_of(static_cast<CollectiveKind>(kind - 1)),

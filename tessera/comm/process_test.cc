@@ -186,54 +186,6 @@ TEST(RankBody, DISABLED_Killed) {
   });
 }
 
-// Starts the ranks without a launcher that would stop the others first: each
-// must notice by itself.
-struct Unlaunched {
-  explicit Unlaunched(
-      int64_t ranks, const std::string& body, const std::string& backend) {
-    const std::string port = std::to_string(20'000 + getpid() % 20'000);
-    for (int64_t rank = 0; rank < ranks; ++rank) {
-      outputs.push_back(
-          testing::TempDir() + "tessera_" + std::to_string(getpid()) + "_" +
-          std::to_string(rank));
-      const pid_t pid = fork();
-      if (pid == 0) {
-        setenv("RANK", std::to_string(rank).c_str(), 1);
-        setenv("WORLD_SIZE", std::to_string(ranks).c_str(), 1);
-        setenv("MASTER_ADDR", "127.0.0.1", 1);
-        setenv("MASTER_PORT", port.c_str(), 1);
-        setenv("TESSERA_BACKEND", backend.c_str(), 1);
-        if (freopen(outputs.back().c_str(), "w", stdout) == nullptr) {
-          std::_Exit(9);
-        }
-        const std::string filter = "--gtest_filter=RankBody.DISABLED_" + body;
-        execl(
-            this_program().c_str(),
-            "rank",
-            "--gtest_also_run_disabled_tests",
-            filter.c_str(),
-            nullptr);
-        std::_Exit(9);
-      }
-      pids.push_back(pid);
-    }
-  }
-
-  int wait(std::size_t rank) const {
-    int status = 0;
-    waitpid(pids[rank], &status, 0);
-    return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-  }
-
-  std::string output(std::size_t rank) const {
-    std::ifstream file(outputs[rank]);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
-
-  std::vector<pid_t> pids;
-  std::vector<std::string> outputs;
-};
-
 // Expects that ranks 0 and 2 of three got an error about an all_reduce that
 // names rank 1 with its process.
 void expect_named(const Unlaunched& ranks, const std::string& what) {

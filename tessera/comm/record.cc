@@ -29,7 +29,7 @@ double microseconds_of(RecordImpl::Clock::duration duration) {
 } // namespace
 
 std::string_view name_of(CollectiveKind kind) {
-  static constexpr std::array<std::string_view, 8> kNames = {
+  static constexpr std::array<std::string_view, 9> kNames = {
       "all_reduce",
       "reduce_scatter",
       "all_gather",
@@ -37,7 +37,8 @@ std::string_view name_of(CollectiveKind kind) {
       "broadcast",
       "send",
       "recv",
-      "barrier"};
+      "barrier",
+      "with_peers"};
   return kNames.at(static_cast<std::size_t>(kind));
 }
 

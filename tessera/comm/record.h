@@ -17,8 +17,11 @@ enum class CollectiveKind : uint8_t {
   kBroadcast,
   kSend,
   kRecv,
-  kBarrier
+  kBarrier,
+  kWithPeers // a function over the peers' own memory
 };
+
+constexpr auto kLastCollective = CollectiveKind::kWithPeers;
 
 // "all_reduce", "reduce_scatter", ...
 std::string_view name_of(CollectiveKind kind);
@@ -28,7 +31,8 @@ struct CollectiveEvent {
   CollectiveKind kind;
   std::string axis; // mesh axis name, or "world"
   int64_t bytes; // of the full buffer: the input of all_reduce, reduce_scatter,
-                 // all_to_all; the output of all_gather
+                 // all_to_all; the output of all_gather; what with_peers
+                 // lends
   double seconds; // blocked in it, issue plus wait
   std::string asker; // the operator or optimizer phase that asked: "mm",
                      // "optimizer.step", "from_local"

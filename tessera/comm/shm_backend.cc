@@ -44,6 +44,9 @@
 // order of the ranks, and by one rank or by all alike, so results are equal to
 // the last bit on all ranks and in all runs.
 //
+// with_peers lends in the same way, and leaves what happens between the two
+// meetings to its caller: the second one tells that all functions have ended.
+//
 // A rank that sleeps looks around every 50 ms: has the group failed, has a peer
 // that is missing left or died (a pidfd tells even before its parent has
 // noticed), is the timeout over? The first to find something wrong publishes it
@@ -172,6 +175,24 @@ class ShmCollectives : public Collectives {
       return submit([](ShmEngine& engine) { engine.barrier(); }, {});
     }
     return now([&] { engine_.barrier(); });
+  }
+
+  bool can_lend(std::span<const at::Tensor> tensors) override {
+    return engine_.can_lend(tensors);
+  }
+
+  WorkPtr with_peers(
+      std::span<const at::Tensor> lent,
+      std::function<void(PeerBuffers)> body) override {
+    if (in_background_) {
+      const std::vector<at::Tensor> own(lent.begin(), lent.end());
+      return submit(
+          [own, body = std::move(body)](ShmEngine& engine) {
+            engine.with_peers(own, body);
+          },
+          {});
+    }
+    return now([&] { engine_.with_peers(lent, body); });
   }
 
   at::Tensor allocate(

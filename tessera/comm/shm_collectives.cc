@@ -2,6 +2,7 @@
 // The data movement of each collective, as steps between two meetings.
 // shm_backend.cc tells why a buffer may be written again when its parity comes
 // round, and how ranks that lend their memory and ranks that stage go together.
+#include <tessera/base/error.h>
 #include <tessera/comm/counts.h>
 #include <tessera/comm/reduce_kernels.h>
 #include <tessera/comm/shm_engine.h>
@@ -125,7 +126,7 @@ void ShmEngine::in_pieces(
   if (any_in_place_) {
     meet();
   }
-  given_ = at::Tensor();
+  given_ = {};
 }
 
 void ShmEngine::all_reduce(const at::Tensor& tensor, ReduceOp op) {
@@ -242,7 +243,7 @@ void ShmEngine::all_reduce_by_parts(const at::Tensor& tensor, ReduceOp op) {
       copy_bytes(data, window_->result(peer, step), bytes);
     });
   }
-  given_ = at::Tensor();
+  given_ = {};
 }
 
 void ShmEngine::reduce_scatter(
@@ -437,6 +438,50 @@ void ShmEngine::barrier() {
       {.kind = CollectiveKind::kBarrier, .shape = at::IntArrayRef{}},
       at::Tensor());
   meet();
+}
+
+bool ShmEngine::can_lend(std::span<const at::Tensor> tensors) const {
+  return std::ranges::all_of(tensors, [&](const at::Tensor& tensor) {
+    return tensor.nbytes() == 0 || offer_for(tensor).reach != Reach::kStaged;
+  });
+}
+
+void ShmEngine::with_peers(
+    std::span<const at::Tensor> lent,
+    const std::function<void(PeerBuffers)>& body) {
+  const std::scoped_lock lock(mutex_);
+  std::array<int64_t, kMaxLent> bytes{};
+  std::ranges::transform(lent, bytes.begin(), [](const at::Tensor& tensor) {
+    return static_cast<int64_t>(tensor.nbytes());
+  });
+  announce(
+      {.kind = CollectiveKind::kWithPeers,
+       .shape = at::IntArrayRef(bytes.data(), lent.size())},
+      lent);
+  meet();
+  std::array<std::span<std::byte* const>, kMaxLent> buffers;
+  for (std::size_t number = 0; number < lent.size(); ++number) {
+    find_places([&](int64_t) { return bytes[number]; }, number);
+    buffers[number] = places_[number];
+  }
+  if (!all_in_place_) { // as all ranks see
+    given_ = {};
+    throw UsageError(
+        where(operation_) +
+        ": a rank's memory is out of the others' reach; make the tensors with "
+        "Group::allocate, and ask can_lend on every rank");
+  }
+  TouchScope touch(*this);
+  try {
+    body({buffers.data(), lent.size()});
+  } catch (const std::exception& error) {
+    publish(FailureKind::kPeer, where(operation_) + ": " + error.what());
+    leave_no_reader();
+    throw;
+  }
+  touch.end();
+  meet();
+  given_ = {};
 }
 
 } // namespace tessera

@@ -67,9 +67,9 @@ ShmEngine::ShmEngine(std::shared_ptr<ShmWindow> window, const GroupSetup& setup)
       timeout_(setup.timeout),
       spins_(size_ <= allowed_cores() ? kSpins : 0),
       messages_(*window_, setup.rank),
-      places_(static_cast<std::size_t>(size_)),
       attached_(static_cast<std::size_t>(size_)) {
   ShmMember& self = window_->member(rank_);
+  places_.fill(std::vector<std::byte*>(static_cast<std::size_t>(size_)));
   self.pid = getpid();
   copy_text(self.host.data(), self.host.size(), host_name());
   self.state.store(MemberState::kPresent, std::memory_order_release);
@@ -122,7 +122,8 @@ ShmOffer ShmEngine::offer_for(const at::Tensor& given) const {
   return offer;
 }
 
-void ShmEngine::announce(const CallDescription& call, const at::Tensor& given) {
+void ShmEngine::announce(
+    const CallDescription& call, std::span<const at::Tensor> given) {
   operation_ = name_of(call.kind);
   throw_if_failed(); // before the header: peers may still compare the last one
   ++seq_;
@@ -135,28 +136,33 @@ void ShmEngine::announce(const CallDescription& call, const at::Tensor& given) {
   self.fingerprints[seq_ % 2] = fingerprint_of(call, seq_);
   self.calls.store(seq_, std::memory_order_release);
   offer_ = &window_->offer(rank_, seq_);
-  *offer_ = offer_for(given);
-  if (offer_->reach == Reach::kAddress || offer_->reach == Reach::kArena) {
-    given_ = given;
+  for (std::size_t number = 0; number < given.size(); ++number) {
+    ShmOffer& offer = window_->offer(rank_, seq_, number);
+    offer = offer_for(given[number]);
+    if (offer.reach != Reach::kStaged) {
+      given_[number] = given[number];
+    }
   }
   checked_ = false;
 }
 
 // Where each rank's gift lies, as the offers say after the first meeting.
 // `bytes_of` tells how many of a rank's bytes this call may use; 0: none.
-void ShmEngine::find_places(c10::function_ref<int64_t(int64_t)> bytes_of) {
-  all_in_place_ = true;
-  any_in_place_ = false;
+// The first of a call's gifts is looked for first.
+void ShmEngine::find_places(
+    c10::function_ref<int64_t(int64_t)> bytes_of, std::size_t number) {
+  all_in_place_ = number == 0 || all_in_place_;
+  any_in_place_ = number != 0 && any_in_place_;
   for (int64_t rank = 0; rank < size_; ++rank) {
-    const ShmOffer offer = window_->offer(rank, seq_); // looked at once
+    const ShmOffer offer = window_->offer(rank, seq_, number); // looked at once
     const int64_t bytes = bytes_of(rank);
-    std::byte*& place = places_[static_cast<std::size_t>(rank)];
+    std::byte*& place = places_[number][static_cast<std::size_t>(rank)];
     place = nullptr;
     if (offer.reach == Reach::kStaged && bytes > 0) {
       all_in_place_ = false;
     } else if (bytes > 0) {
       any_in_place_ = true;
-      place = reach(rank, offer, bytes);
+      place = reach(rank, offer, number, bytes);
     }
   }
 }
@@ -164,7 +170,7 @@ void ShmEngine::find_places(c10::function_ref<int64_t(int64_t)> bytes_of) {
 // Nothing that comes from a peer is believed: its range must lie inside a
 // memory that it owns.
 std::byte* ShmEngine::reach(
-    int64_t rank, const ShmOffer& offer, int64_t bytes) {
+    int64_t rank, const ShmOffer& offer, std::size_t number, int64_t bytes) {
   const bool here = offer.reach == Reach::kAddress && one_process_;
   const MemoryAddress& place = offer.range.memory;
   bool good = offer.bytes >= static_cast<uint64_t>(bytes) &&
@@ -175,7 +181,7 @@ std::byte* ShmEngine::reach(
   if (good && here) {
     data = offer.address;
   } else if (good && rank == rank_) {
-    data = static_cast<std::byte*>(given_.mutable_data_ptr());
+    data = static_cast<std::byte*>(given_[number].mutable_data_ptr());
   } else if (good) {
     const SharedMemory& memory = memory_of(rank, place);
     const uint64_t size = memory.address().bytes; // not what the offer says

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/FunctionRef.h>
+#include <tessera/comm/collectives.h>
 #include <tessera/comm/record.h>
 #include <tessera/comm/reduce_op.h>
 #include <tessera/comm/shared_memory.h>
@@ -10,7 +11,9 @@
 #include <tessera/comm/shm_window.h>
 #include <tessera/comm/world_impl.h>
 
+#include <array>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -49,6 +52,10 @@ class ShmEngine {
       std::span<const int64_t> out_counts);
   void broadcast(const at::Tensor& tensor, int64_t root);
   void barrier();
+  bool can_lend(std::span<const at::Tensor> tensors) const;
+  void with_peers(
+      std::span<const at::Tensor> lent,
+      const std::function<void(PeerBuffers)>& body);
 
   // Messages from rank to rank. They move while any call of this rank waits, in
   // `finish`, and in `poll`.
@@ -85,9 +92,13 @@ class ShmEngine {
   // meetings, between which buffers are filled and read. `given` is what the
   // others may use in place, if they can; without it, or where they cannot,
   // this rank stages.
-  void announce(const CallDescription& call, const at::Tensor& given);
+  void announce(const CallDescription& call, std::span<const at::Tensor> given);
+  void announce(const CallDescription& call, const at::Tensor& given) {
+    announce(call, {&given, 1});
+  }
   void meet();
-  void find_places(c10::function_ref<int64_t(int64_t)> bytes_of);
+  void find_places(
+      c10::function_ref<int64_t(int64_t)> bytes_of, std::size_t number = 0);
   uint32_t next_step() const {
     return step_ + 1;
   } // of the coming meeting; its parity chooses the buffers
@@ -95,7 +106,7 @@ class ShmEngine {
     return offer_->reach == Reach::kStaged;
   }
   std::byte* place(int64_t rank) const { // null: the rank stages
-    return places_[static_cast<std::size_t>(rank)];
+    return places_[0][static_cast<std::size_t>(rank)];
   }
   void in_pieces(
       int64_t capacity,
@@ -105,7 +116,8 @@ class ShmEngine {
       c10::function_ref<void(const Piece&)> move);
 
   ShmOffer offer_for(const at::Tensor& given) const;
-  std::byte* reach(int64_t rank, const ShmOffer& offer, int64_t bytes);
+  std::byte* reach(
+      int64_t rank, const ShmOffer& offer, std::size_t number, int64_t bytes);
   const SharedMemory& memory_of(int64_t rank, const MemoryAddress& place);
   void arrive();
   void wait_for_peers();
@@ -170,8 +182,10 @@ class ShmEngine {
   uint32_t step_ = 0;
   CallHeader* header_ = nullptr; // of the running call
   ShmOffer* offer_ = nullptr; // of the running call
-  at::Tensor given_; // what the running call lets others use in place
-  std::vector<std::byte*> places_; // of what the ranks give, where in place
+  // What the running call lets others use in place.
+  std::array<at::Tensor, kMaxLent> given_;
+  // Of what the ranks give, where in place.
+  std::array<std::vector<std::byte*>, kMaxLent> places_;
   bool all_in_place_ = false;
   bool any_in_place_ = false;
   struct Attached {

@@ -8,6 +8,7 @@
 #include <tessera/comm/shm_engine.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <limits>
@@ -117,7 +118,7 @@ void ShmEngine::fail_message(
 // stopped, or does not get on, may still use is never freed.
 void ShmEngine::leave_no_reader() {
   window_->member(rank_).touching.store(0, std::memory_order_seq_cst);
-  if (!given_.defined()) {
+  if (std::ranges::none_of(given_, &at::Tensor::defined)) {
     return;
   }
   const auto start = Clock::now();
@@ -126,14 +127,15 @@ void ShmEngine::leave_no_reader() {
     while (member.touching.load(std::memory_order_seq_cst) != 0 &&
            !is_gone(peer)) {
       if (is_stopped(member.pid) || Clock::now() - start > kReaderPatience) {
-        keep_for_ever(std::move(given_));
-        given_ = at::Tensor();
+        for (at::Tensor& tensor : given_) {
+          keep_for_ever(std::exchange(tensor, at::Tensor()));
+        }
         return;
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
-  given_ = at::Tensor();
+  given_ = {};
 }
 
 void ShmEngine::abort(const std::string& reason) {

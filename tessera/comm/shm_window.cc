@@ -36,7 +36,7 @@ ShmWindow::Layout::Layout(int64_t size) : n(static_cast<std::size_t>(size)) {
   members = round_up(sizeof(ShmControl), kCacheLine);
   headers = members + n * sizeof(ShmMember);
   offers = headers + 2 * n * header_bytes;
-  channels = round_up(offers + 2 * n * sizeof(ShmOffer), kCacheLine);
+  channels = round_up(offers + 2 * n * kMaxLent * sizeof(ShmOffer), kCacheLine);
   rings = round_up(channels + n * n * sizeof(ShmChannel), kPage);
   inputs = rings + n * n * kChannelBytes;
   results = inputs + 2 * n * kChunkBytes;

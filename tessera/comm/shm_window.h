@@ -3,6 +3,7 @@
 
 #include <c10/util/intrusive_ptr.h>
 #include <tessera/comm/call_header.h>
+#include <tessera/comm/collectives.h>
 #include <tessera/comm/shared_memory.h>
 #include <tessera/comm/shm_arena.h>
 
@@ -111,9 +112,10 @@ class ShmWindow {
         reinterpret_cast<std::byte*>(&header(rank, parity)) +
         sizeof(CallHeader));
   }
-  ShmOffer& offer(int64_t rank, uint64_t parity) const {
+  ShmOffer& offer(int64_t rank, uint64_t parity, std::size_t number = 0) const {
     return *std::launder(
-        reinterpret_cast<ShmOffer*>(at(layout_.offers)) + index(rank, parity));
+        reinterpret_cast<ShmOffer*>(at(layout_.offers)) +
+        index(rank, parity) * kMaxLent + number);
   }
   // What the rank gives, and what it has reduced.
   std::byte* input(int64_t rank, uint64_t parity) const {

@@ -33,6 +33,7 @@ double bandwidth(const LinkCost& link, CollectiveKind kind) {
     case CollectiveKind::kSend:
     case CollectiveKind::kRecv:
     case CollectiveKind::kBarrier:
+    case CollectiveKind::kWithPeers:
       return link.all_to_all_gb_s;
   }
   return link.all_to_all_gb_s;
