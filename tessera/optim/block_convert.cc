@@ -43,7 +43,7 @@ struct Convert {
 
 template <typename Function>
 void with_type(c10::ScalarType dtype, Function&& function) {
-  switch (dtype) {
+  switch (dtype) { // NOLINT(bugprone-branch-clone): other types
     case c10::kFloat:
       return function(float());
     case c10::kDouble:

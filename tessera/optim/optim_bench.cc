@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Clip and step of every gradient synchronisation, on the parameters of a Llama
 // of 19 million, two ranks as threads with one thread each, against plain
-// libtorch on one rank; and the update alone (--only updates measures nothing
-// else). Prints the rows, or writes them to the file named by --json.
+// libtorch on one rank; the update alone; reduction, update and gather in one
+// pass. --only steps, updates or one_pass measures one of the three. Prints the
+// rows, or writes them to the file named by --json.
 #include <ATen/Parallel.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/full.h>
@@ -11,6 +12,7 @@
 #include <tessera/base/bench_row.h>
 #include <tessera/comm/run_ranks.h>
 #include <tessera/dtensor/dtensor.h>
+#include <tessera/optim/one_pass_bench.h>
 #include <tessera/optim/sharded_optimizer.h>
 #include <tessera/optim/update_bench.h>
 #include <torch/nn/utils/clip_grad.h>
@@ -19,6 +21,7 @@
 #include <algorithm>
 #include <chrono>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -168,10 +171,17 @@ int main(int argc, char** argv) {
         ? std::string()
         : *(found + 1);
   };
-  std::vector<BenchRow> rows = measure_updates();
-  if (value_of("--only") != "updates") {
-    const std::vector<BenchRow> steps = measure_all();
-    rows.insert(rows.begin(), steps.begin(), steps.end());
+  const std::pair<const char*, std::vector<BenchRow> (*)()> parts[] = {
+      {"steps", measure_all},
+      {"updates", measure_updates},
+      {"one_pass", measure_one_pass}};
+  std::vector<BenchRow> rows;
+  for (const auto& [name, measure] : parts) {
+    const std::string only = value_of("--only");
+    if (only.empty() || only == name) {
+      const std::vector<BenchRow> more = measure();
+      rows.insert(rows.end(), more.begin(), more.end());
+    }
   }
   if (const std::string path = value_of("--json"); !path.empty()) {
     write_json(rows, path);
