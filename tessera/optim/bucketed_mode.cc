@@ -13,6 +13,7 @@
 #include <tessera/comm/record.h>
 #include <tessera/dtensor/dtensor.h>
 #include <tessera/optim/bucketed_gradients.h>
+#include <tessera/optim/flat_state.h>
 #include <tessera/optim/global_norm.h>
 #include <tessera/optim/step_mode.h>
 #include <tessera/optim/update_kernel.h>
@@ -67,6 +68,15 @@ class BucketedMode : public StepMode {
 
   void step(ParamGroups& groups, StateMap& states) override;
   double clip(ParamGroups& groups, double max_norm, double norm_type) override;
+  std::optional<ParameterState> state_of(
+      const ParamGroups& groups,
+      const StateMap& states,
+      const at::Tensor& parameter) const override;
+  void load_state(
+      const at::Tensor& parameter,
+      ParameterState state,
+      ParamGroups& groups,
+      StateMap& states) override;
   at::Tensor reduced_gradient(const at::Tensor& parameter) const override;
   FlatShard reduced_shard(const at::Tensor& parameter) const override;
   AccumulationScope accumulate() override;
@@ -82,12 +92,15 @@ class BucketedMode : public StepMode {
       const std::vector<bool>& present) const;
   void update(FlatBucket& bucket, const std::vector<Run>& runs);
   std::vector<at::Tensor> states_of(const FlatBucket& bucket, const Run& run);
+  std::vector<at::Tensor>& flat_states(const FlatBucket& bucket, size_t count);
+  void place_loaded(const Listed& listed);
 
   UpdateRule rule_;
   std::shared_ptr<BucketedGradients> gradients_;
   int64_t reduction_ = 0; // whose gradients the scale belongs to
   double scale_ = 1; // what clipping multiplies them with
   std::unordered_map<const FlatBucket*, std::vector<at::Tensor>> states_;
+  std::unordered_map<c10::TensorImpl*, ParameterState> loaded_; // not placed
 };
 
 const GradientSummary& BucketedMode::reduce(
@@ -104,6 +117,7 @@ const GradientSummary& BucketedMode::reduce(
 void BucketedMode::step(ParamGroups& groups, StateMap& /*states*/) {
   const Listed listed = list(groups);
   const GradientSummary& summary = reduce(listed, std::nullopt);
+  place_loaded(listed);
   const AskerScope asker("optimizer.step");
   for (const auto& bucket : gradients_->buckets()) {
     update(*bucket, runs_of(*bucket, listed, summary.present));
@@ -155,20 +169,28 @@ std::vector<Run> BucketedMode::runs_of(
   return runs;
 }
 
+std::vector<at::Tensor>& BucketedMode::flat_states(
+    const FlatBucket& bucket, size_t count) {
+  std::vector<at::Tensor>& flat = states_[&bucket];
+  while (flat.size() < count) {
+    flat.push_back(at::zeros_like(bucket.parameters(bucket.part())));
+  }
+  return flat;
+}
+
 // The states of a run, as flat views. They begin with what its group's options
 // say.
 std::vector<at::Tensor> BucketedMode::states_of(
     const FlatBucket& bucket, const Run& run) {
-  std::vector<at::Tensor>& flat = states_[&bucket];
+  const std::vector<StateField> fields =
+      state_fields(rule_, run.group->options());
+  const std::vector<at::Tensor>& flat = flat_states(bucket, fields.size());
   std::vector<at::Tensor> states;
-  for (const StateField& field : state_fields(rule_, run.group->options())) {
-    if (flat.size() == states.size()) {
-      flat.push_back(at::zeros_like(bucket.parameters(bucket.part())));
-    }
-    states.push_back(flat[states.size()].narrow(
+  for (size_t i = 0; i < fields.size(); ++i) {
+    states.push_back(flat[i].narrow(
         0, run.range.begin - bucket.part().begin, run.range.size()));
     if (run.step == 1) {
-      states.back().fill_(field.initial);
+      states.back().fill_(fields[i].initial);
     }
   }
   return states;
@@ -196,6 +218,103 @@ void BucketedMode::update(FlatBucket& bucket, const std::vector<Run>& runs) {
         {.step = run.step, .gradient_scale = scale_},
         range);
   }
+}
+
+// Of a slot: where this rank's share lies in its local tensor, and in the
+// bucket's part.
+struct SlotShare {
+  ShareOf place;
+  FlatRange in_part;
+};
+
+SlotShare share_of(const FlatBucket& bucket, const BucketSlot& slot) {
+  FlatRange mine = intersect(slot.range, bucket.part());
+  if (mine.size() == 0) {
+    mine = {slot.range.begin, slot.range.begin};
+  }
+  const int64_t first = mine.size() == 0 ? mine.begin : bucket.part().begin;
+  return {
+      {spec_of(slot.parameter),
+       local_of(slot.parameter),
+       {mine.begin - slot.range.begin, mine.end - slot.range.begin}},
+      {mine.begin - first, mine.end - first}};
+}
+
+at::Tensor in_part(const at::Tensor& flat, const FlatRange& range) {
+  return flat.narrow(0, range.begin, range.size());
+}
+
+std::optional<ParameterState> BucketedMode::state_of(
+    const ParamGroups& groups,
+    const StateMap& /*states*/,
+    const at::Tensor& parameter) const {
+  const auto [bucket, index] = gradients_->place_of(parameter);
+  const auto pending = loaded_.find(parameter.unsafeGetTensorImpl());
+  if (pending != loaded_.end()) {
+    return pending->second;
+  }
+  if (bucket == nullptr || bucket->slots()[index].steps == 0) {
+    return std::nullopt;
+  }
+  const BucketSlot& slot = bucket->slots()[index];
+  const SlotShare share = share_of(*bucket, slot);
+  Placements summed = placements_of(parameter);
+  for (const FlatCutAxis& cut : bucket->kind().cuts) {
+    summed[static_cast<size_t>(cut.axis)] = Partial();
+  }
+  const Listed listed = list(groups);
+  const auto* group = listed.groups.at(parameter.unsafeGetTensorImpl());
+  ParameterState state{slot.steps, {}};
+  // A rank without elements of the bucket's parameters has no flat states.
+  const auto flat = states_.find(bucket);
+  const at::Tensor nothing = bucket->parameters({0, 0});
+  size_t i = 0;
+  for (const StateField& field : state_fields(rule_, group->options())) {
+    const at::Tensor mine = flat == states_.end()
+        ? nothing
+        : in_part(flat->second[i++], share.in_part);
+    state.tensors[field.name] = whole_of(share.place, mine, summed);
+  }
+  return state;
+}
+
+void BucketedMode::load_state(
+    const at::Tensor& parameter,
+    ParameterState state,
+    ParamGroups& groups,
+    StateMap& /*states*/) {
+  loaded_[parameter.unsafeGetTensorImpl()] = std::move(state);
+  place_loaded(list(groups));
+}
+
+// What was loaded goes to where its parameter's state lives, once that is
+// known.
+void BucketedMode::place_loaded(const Listed& listed) {
+  std::erase_if(loaded_, [&](const auto& entry) {
+    const auto index = listed.indices.find(entry.first);
+    if (index == listed.indices.end()) {
+      return false;
+    }
+    const at::Tensor& parameter = listed.parameters[index->second];
+    const auto [bucket, slot_index] = gradients_->place_of(parameter);
+    if (bucket == nullptr) {
+      return false;
+    }
+    BucketSlot& slot = bucket->slots()[slot_index];
+    const SlotShare share = share_of(*bucket, slot);
+    const auto& [steps, tensors] = entry.second;
+    const std::vector<StateField> fields =
+        state_fields(rule_, listed.groups.at(entry.first)->options());
+    const std::vector<at::Tensor>& flat = flat_states(*bucket, fields.size());
+    for (size_t i = 0; i < fields.size(); ++i) {
+      copy_share(
+          share.place,
+          tensors.at(fields[i].name),
+          in_part(flat[i], share.in_part));
+    }
+    slot.steps = steps;
+    return true;
+  });
 }
 
 at::Tensor BucketedMode::reduced_gradient(

@@ -6,6 +6,7 @@
 #include <tessera/optim/step_mode.h>
 #include <tessera/optim/sync_choice.h>
 #include <tessera/optim/update_rule.h>
+#include <torch/nn/module.h>
 
 #include <unordered_map>
 #include <vector>
@@ -176,17 +177,64 @@ OptimizerMemory ShardedOptimizer::memory() const {
   return impl_->mode->memory(state_);
 }
 
+OptimizerState ShardedOptimizer::state_dict(
+    const torch::nn::Module& module) const {
+  const c10::NoGradGuard no_grad;
+  std::unordered_map<c10::TensorImpl*, std::string> names;
+  for (const auto& entry : module.named_parameters()) {
+    names.emplace(entry.value().unsafeGetTensorImpl(), entry.key());
+  }
+  OptimizerState result;
+  for (const auto& group : param_groups_) {
+    for (const at::Tensor& param : group.params()) {
+      const auto name = names.find(param.unsafeGetTensorImpl());
+      if (name == names.end()) {
+        throw UsageError(fmt::format(
+            "state_dict: got a module without the optimizer's parameter {}, "
+            "expected the one that it trains; pass that",
+            spec_of(param)->str()));
+      }
+      if (auto state = impl_->mode->state_of(param_groups_, state_, param)) {
+        result.emplace(name->second, std::move(*state));
+      }
+    }
+  }
+  return result;
+}
+
+void ShardedOptimizer::load_state_dict(
+    const torch::nn::Module& module, const OptimizerState& state) {
+  const c10::NoGradGuard no_grad;
+  const auto parameters = module.named_parameters();
+  for (const auto& [name, entry] : state) {
+    const at::Tensor* param = parameters.find(name);
+    const auto* group =
+        param == nullptr ? nullptr : group_of(param_groups_, *param);
+    if (group == nullptr) {
+      throw UsageError(fmt::format(
+          "load_state_dict: got the state of {}, expected parameters of the "
+          "module and the optimizer; load the state of the same model",
+          name));
+    }
+    require_fitting_state(impl_->rule, group->options(), *param, entry);
+  }
+  for (const auto& [name, entry] : state) {
+    impl_->mode_for_step(param_groups_)
+        .load_state(*parameters.find(name), entry, param_groups_, state_);
+  }
+}
+
 void ShardedOptimizer::save(
     torch::serialize::OutputArchive& /*archive*/) const {
   throw UsageError(
       "ShardedOptimizer::save: distributed states have no file format yet; "
-      "read them from state() and save full_tensor of each");
+      "save the tensors of state_dict");
 }
 
 void ShardedOptimizer::load(torch::serialize::InputArchive& /*archive*/) {
   throw UsageError(
       "ShardedOptimizer::load: distributed states have no file format yet; "
-      "write into the tensors of state()");
+      "use load_state_dict");
 }
 
 ShardedOptimizer shard_optimizer(

@@ -3,12 +3,17 @@
 
 #include <tessera/mesh/tensor_spec.h>
 #include <tessera/optim/flat_shard.h>
+#include <tessera/optim/optimizer_state.h>
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
+
+namespace torch::nn {
+class Module;
+}
 
 namespace tessera {
 
@@ -147,6 +152,18 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   int64_t state_bytes() const {
     return memory().state_bytes;
   }
+
+  // The whole state, by the names of the module's parameters; every rank gets
+  // it. Changes nothing. Options and schedules are not in it. Collective over
+  // the parameters' meshes. Throws UsageError for a parameter of the optimizer
+  // that the module does not have.
+  OptimizerState state_dict(const torch::nn::Module& module) const;
+  // Replaces the state by one of any world size, mode or stage; what it does
+  // not name is left alone. Every rank passes the whole, which is kept until
+  // each parameter's first gradient. Not collective. Throws UsageError for
+  // names and shapes that do not fit.
+  void load_state_dict(
+      const torch::nn::Module& module, const OptimizerState& state);
 
   // Distributed states have no file format yet: these throw UsageError.
   void save(torch::serialize::OutputArchive& archive) const override;

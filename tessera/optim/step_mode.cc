@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <tessera/base/error.h>
 #include <tessera/dtensor/dtensor.h>
 #include <tessera/optim/step_mode.h>
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
 namespace tessera {
 
@@ -26,6 +29,50 @@ void require_distributed(const at::Tensor& tensor, const char* what) {
         "shard_optimizer: got a plain {}, expected distributed ones; make the "
         "model with tessera::build",
         what));
+  }
+}
+
+const torch::optim::OptimizerParamGroup* group_of(
+    const ParamGroups& groups, const at::Tensor& parameter) {
+  for (const auto& group : groups) {
+    for (const at::Tensor& each : group.params()) {
+      if (each.is_same(parameter)) {
+        return &group;
+      }
+    }
+  }
+  return nullptr;
+}
+
+void require_fitting_state(
+    UpdateRule rule,
+    const ParamOptions& options,
+    const at::Tensor& parameter,
+    const ParameterState& state) {
+  const std::vector<StateField> fields = state_fields(rule, options);
+  std::vector<std::string> expected;
+  for (const StateField& field : fields) {
+    expected.emplace_back(field.name);
+  }
+  std::ranges::sort(expected);
+  std::vector<std::string> got;
+  for (const auto& [name, tensor] : state.tensors) {
+    got.push_back(name);
+    if (tensor.sizes() != parameter.sizes()) {
+      throw UsageError(fmt::format(
+          "load_state_dict: got {} of sizes [{}], expected the parameter's "
+          "[{}]; load the state of the same model",
+          name,
+          fmt::join(tensor.sizes(), ", "),
+          fmt::join(parameter.sizes(), ", ")));
+    }
+  }
+  if (got != expected) {
+    throw UsageError(fmt::format(
+        "load_state_dict: got the fields [{}], expected [{}]; use the "
+        "optimizer and the options that the state was saved from",
+        fmt::join(got, ", "),
+        fmt::join(expected, ", ")));
   }
 }
 

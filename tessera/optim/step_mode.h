@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <tessera/optim/optimizer_state.h>
 #include <tessera/optim/sharded_optimizer.h>
 #include <tessera/optim/update_rule.h>
 #include <torch/optim/optimizer.h>
@@ -9,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +33,20 @@ class StepMode {
   virtual void step(ParamGroups& groups, StateMap& states) = 0;
   virtual double clip(
       ParamGroups& groups, double max_norm, double norm_type) = 0;
+
+  // The whole state of one parameter; none if it was never updated. Collective
+  // over its mesh.
+  virtual std::optional<ParameterState> state_of(
+      const ParamGroups& groups,
+      const StateMap& states,
+      const at::Tensor& parameter) const = 0;
+  // Replaces the state of one parameter, now or when its first gradient shows
+  // where it lives. Not collective.
+  virtual void load_state(
+      const at::Tensor& parameter,
+      ParameterState state,
+      ParamGroups& groups,
+      StateMap& states) = 0;
 
   virtual at::Tensor reduced_gradient(const at::Tensor& parameter) const = 0;
   virtual FlatShard reduced_shard(const at::Tensor& parameter) const;
@@ -60,6 +76,18 @@ int64_t find_axis(const DeviceMesh& mesh, const std::string& name);
 
 // Throws UsageError for a plain tensor.
 void require_distributed(const at::Tensor& tensor, const char* what);
+
+// The group of a parameter. Null if it is in none.
+const torch::optim::OptimizerParamGroup* group_of(
+    const ParamGroups& groups, const at::Tensor& parameter);
+
+// Throws UsageError unless the state has exactly the fields that the rule keeps
+// under these options, in the parameter's shape.
+void require_fitting_state(
+    UpdateRule rule,
+    const ParamOptions& options,
+    const at::Tensor& parameter,
+    const ParameterState& state);
 
 // Of the first parameter; none without parameters.
 World world_of(const ParamGroups& groups);

@@ -17,6 +17,7 @@
 #include <ATen/ops/zeros.h>
 #include <tessera/comm/record.h>
 #include <tessera/dtensor/dtensor.h>
+#include <tessera/optim/flat_state.h>
 #include <tessera/optim/fused_update.h>
 #include <tessera/optim/global_norm.h>
 #include <tessera/optim/gradient_placements.h>
@@ -42,12 +43,13 @@ struct Slot {
   at::Tensor parameter;
   SpecPtr state_spec = nullptr; // decided at the first gradient
   ReducedGradient gradient;
+  int64_t steps = 0; // updates so far
   at::Tensor step_count; // float32 scalar, as the kernel takes it
 };
 
 // A parameter with a gradient in this step.
 struct Job {
-  OptimizerParamGroup* group;
+  const OptimizerParamGroup* group;
   Slot* slot;
 };
 
@@ -55,6 +57,13 @@ struct Job {
 at::Tensor gradient_part(const Slot& slot) {
   return cut_local(
       slot.gradient.local(), *slot.gradient.spec(), *slot.state_spec);
+}
+
+// Where the slot's state lives.
+at::Tensor zero_state(const Slot& slot) {
+  const SpecPtr spec = slot.state_spec;
+  const auto& like = local_of(slot.parameter);
+  return wrap_local(at::zeros(spec->local_sizes, like.options()), spec);
 }
 
 // Fills in what the kernel needs beside parameter and gradient, and counts the
@@ -65,14 +74,11 @@ void add_state(
     UpdateRule rule,
     const ParamOptions& options,
     StateMap& states) {
+  ++slot.steps;
   if (!needs_state(rule, options)) {
     return;
   }
-  const SpecPtr spec = slot.state_spec;
-  const auto zeros = [&] {
-    const auto& like = local_of(slot.parameter);
-    return wrap_local(at::zeros(spec->local_sizes, like.options()), spec);
-  };
+  const auto zeros = [&] { return zero_state(slot); };
   auto& state = states[slot.parameter.unsafeGetTensorImpl()];
   entry.first = state == nullptr;
   if (entry.first) {
@@ -182,6 +188,15 @@ class TensorwiseMode : public StepMode {
 
   void step(ParamGroups& groups, StateMap& states) override;
   double clip(ParamGroups& groups, double max_norm, double norm_type) override;
+  std::optional<ParameterState> state_of(
+      const ParamGroups& groups,
+      const StateMap& states,
+      const at::Tensor& parameter) const override;
+  void load_state(
+      const at::Tensor& parameter,
+      ParameterState state,
+      ParamGroups& groups,
+      StateMap& states) override;
   at::Tensor reduced_gradient(const at::Tensor& parameter) const override;
   OptimizerMemory memory(const StateMap& states) const override;
 
@@ -189,11 +204,13 @@ class TensorwiseMode : public StepMode {
   std::vector<Job> collect(ParamGroups& groups);
   void reduce(const std::vector<Job>& jobs, GradientSync sync);
   SpecPtr state_spec(Slot& slot);
+  void place_loaded(const std::vector<Job>& jobs, StateMap& states);
 
   UpdateRule rule_;
   std::string axis_;
   std::function<GradientSync()> sync_;
   std::unordered_map<c10::TensorImpl*, Slot> slots_;
+  std::unordered_map<c10::TensorImpl*, ParameterState> loaded_; // not placed
 };
 
 // Every parameter with a gradient, once.
@@ -250,16 +267,87 @@ void TensorwiseMode::reduce(const std::vector<Job>& jobs, GradientSync sync) {
   }
 }
 
+std::optional<ParameterState> TensorwiseMode::state_of(
+    const ParamGroups& groups,
+    const StateMap& states,
+    const at::Tensor& parameter) const {
+  c10::TensorImpl* impl = parameter.unsafeGetTensorImpl();
+  if (const auto pending = loaded_.find(impl); pending != loaded_.end()) {
+    return pending->second;
+  }
+  const auto slot = slots_.find(impl);
+  if (slot == slots_.end() || slot->second.steps == 0) {
+    return std::nullopt;
+  }
+  ParameterState result{slot->second.steps, {}};
+  const auto state = states.find(impl);
+  if (state == states.end()) { // the rule keeps none
+    return result;
+  }
+  const auto fields =
+      state_fields(rule_, group_of(groups, parameter)->options());
+  const std::vector<at::Tensor> tensors = tensors_of(rule_, *state->second);
+  for (size_t i = 0; i < fields.size(); ++i) {
+    result.tensors[fields[i].name] = full_tensor(tensors[i]).clone();
+  }
+  return result;
+}
+
+void TensorwiseMode::load_state(
+    const at::Tensor& parameter,
+    ParameterState state,
+    ParamGroups& groups,
+    StateMap& states) {
+  c10::TensorImpl* impl = parameter.unsafeGetTensorImpl();
+  loaded_[impl] = std::move(state);
+  if (const auto slot = slots_.find(impl); slot != slots_.end()) {
+    place_loaded({{group_of(groups, parameter), &slot->second}}, states);
+  }
+}
+
+// What was loaded goes to where its parameter's state lives, once that is
+// known.
+void TensorwiseMode::place_loaded(
+    const std::vector<Job>& jobs, StateMap& states) {
+  for (const Job& job : jobs) {
+    Slot& slot = *job.slot;
+    c10::TensorImpl* impl = slot.parameter.unsafeGetTensorImpl();
+    const auto loaded = loaded_.find(impl);
+    if (loaded == loaded_.end() || slot.state_spec == nullptr) {
+      continue;
+    }
+    const auto& options = job.group->options();
+    slot.steps = loaded->second.steps;
+    if (needs_state(rule_, options) && slot.steps > 0) {
+      auto& state = states[impl];
+      state = make_state(rule_, options, [&] { return zero_state(slot); });
+      set_steps(rule_, *state, slot.steps);
+      const auto fields = state_fields(rule_, options);
+      const std::vector<at::Tensor> tensors = tensors_of(rule_, *state);
+      for (size_t i = 0; i < fields.size(); ++i) {
+        const at::Tensor& local = local_of(tensors[i]);
+        copy_share(
+            {slot.state_spec, local, {0, local.numel()}},
+            loaded->second.tensors.at(fields[i].name),
+            local.as_strided({local.numel()}, {1}));
+      }
+    }
+    loaded_.erase(loaded);
+  }
+}
+
 void TensorwiseMode::step(ParamGroups& groups, StateMap& states) {
   const GradientSync mode = sync_();
   const std::vector<Job> jobs = collect(groups);
   if (mode == GradientSync::kImplicit) {
     const AskerScope asker("optimizer.step");
     std::ranges::for_each(jobs, [&](const Job& job) { state_spec(*job.slot); });
+    place_loaded(jobs, states);
     update_distributed(rule_, jobs, states);
     return;
   }
   reduce(jobs, mode);
+  place_loaded(jobs, states);
   const AskerScope asker("optimizer.step");
   update_parts(rule_, jobs, states);
 }

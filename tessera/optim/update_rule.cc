@@ -213,4 +213,13 @@ int64_t advance(UpdateRule rule, ParamState& state) {
   });
 }
 
+void set_steps(UpdateRule rule, ParamState& state, int64_t steps) {
+  with_rule(rule, [&]<typename Rule>(Rule) {
+    auto& typed = static_cast<typename Rule::State&>(state);
+    if constexpr (requires { typed.step(steps); }) {
+      typed.step(steps);
+    }
+  });
+}
+
 } // namespace tessera

@@ -58,5 +58,7 @@ std::vector<at::Tensor> tensors_of(UpdateRule rule, ParamState& state);
 // Counts one more step and returns how many there are. 0 for SGD and Lion,
 // which do not count.
 int64_t advance(UpdateRule rule, ParamState& state);
+// Sets that count, where the rule has one.
+void set_steps(UpdateRule rule, ParamState& state, int64_t steps);
 
 } // namespace tessera
