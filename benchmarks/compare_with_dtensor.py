@@ -14,7 +14,6 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MODES = ("kImplicit", "kAllReduce", "kReduceScatter")
 
 
 def parse_arguments():
@@ -55,7 +54,8 @@ def run_tessera(arguments, backend, text, rows_path):
     run([arguments.tessera, "train", "--compare", "--data", text, "--backend", backend, "--steps", str(arguments.steps),
          "--json", str(rows_path), *sizes(arguments)])
     rows = {row["name"]: row["value"] for row in json.loads(rows_path.read_text())}
-    return {f"tessera {backend} {mode}": rows[f"train/{mode}/tokens_per_s"] for mode in MODES}
+    speeds = {name.split("/")[1]: value for name, value in rows.items() if name.endswith("/tokens_per_s")}
+    return {f"tessera {backend} {mode}": value for mode, value in speeds.items()}
 
 
 def run_peer(arguments, gradients):
@@ -85,7 +85,7 @@ def ratios(arguments, best):
     pairs = []
     for backend in arguments.backends:
         implicit = f"tessera {backend} kImplicit"
-        pairs += [(f"tessera {backend} {mode}", implicit) for mode in MODES[1:]]
+        pairs += [(name, implicit) for name in best if name.startswith(f"tessera {backend} ") and name != implicit]
     if "gloo" in arguments.backends:
         pairs += [("tessera gloo kImplicit", f"dtensor gloo {gradients}") for gradients in ("implicit", "replicate")]
         pairs += [("tessera gloo kReduceScatter", "dtensor gloo replicate")]

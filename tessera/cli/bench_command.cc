@@ -124,6 +124,10 @@ void declare_train(CLI::App& bench, int& exit_code) {
       "--peer",
       options->peers,
       "NAME=COMMAND: another library's program that trains when told");
+  train->add_option(
+      "--peers-alone",
+      options->peers_alone,
+      "COMMAND of the peers' independent copies [each its own]");
   declare_match_options(*train, *options);
   train->callback(
       [options, &exit_code] { exit_code = run_bench_train(*options); });

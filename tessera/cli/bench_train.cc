@@ -38,7 +38,7 @@ class TemporaryFolder {
 
   // A file with the text; its path.
   std::string write(const std::string& name, const std::string& text) const {
-    const std::string path = (path_ / name).string();
+    std::string path = (path_ / name).string();
     std::ofstream file(path, std::ios::binary | std::ios::trunc);
     if (!(file << text << std::flush)) {
       throw IoError("bench train: " + path + " cannot be written");
@@ -118,7 +118,12 @@ std::vector<std::string> own_training(const std::vector<std::string>& mode) {
   return command;
 }
 
-Contestant peer_of(const std::string& text) {
+// The words that run a shell's command with further arguments.
+std::vector<std::string> in_shell(const std::string& command) {
+  return {"/bin/sh", "-c", command + " \"$@\"", "sh"};
+}
+
+Contestant peer_of(const std::string& text, const std::string& alone) {
   const auto [name, command] = named(text);
   if (name.empty() || command.empty()) {
     throw UsageError(
@@ -126,9 +131,11 @@ Contestant peer_of(const std::string& text) {
         "', expected NAME=COMMAND, as in "
         "ddp='python3 benchmarks/peers/train_peer.py --kind ddp'");
   }
-  const std::vector<std::string> words = {
-      "/bin/sh", "-c", command + " \"$@\"", name};
-  return {.name = name, .peer = true, .command = words, .alone = words};
+  return {
+      .name = name,
+      .peer = true,
+      .command = in_shell(command),
+      .alone = in_shell(alone.empty() ? command : alone)};
 }
 
 void check_options(const BenchTrainOptions& options) {
@@ -195,14 +202,14 @@ std::vector<Contestant> contestants_of(const BenchTrainOptions& options) {
   for (const std::string& backend : options.backends) {
     for (const std::string& text : options.modes) {
       const auto [name, mode] = mode_of(text);
-      Contestant ours{.name = backend + '/' + name};
+      Contestant ours{.name = fmt::format("{}/{}", backend, name)};
       ours.alone = ours.command = own_training(mode);
       ours.command.insert(ours.command.end(), {"--backend", backend});
       all.push_back(std::move(ours));
     }
   }
   for (const std::string& text : options.peers) {
-    all.push_back(peer_of(text));
+    all.push_back(peer_of(text, options.peers_alone));
   }
   return all;
 }

@@ -19,6 +19,7 @@ struct BenchTrainOptions {
   std::vector<std::string> modes = sync_options();
   std::vector<std::string> backends = {"shm", "gloo"};
   std::vector<std::string> peers; // NAME=COMMAND, see train_blocks.h
+  std::string peers_alone; // command of their copies; empty: each its own
   int64_t ranks = 2;
   int64_t pairs = 20;
   int64_t steps = 5; // of a block

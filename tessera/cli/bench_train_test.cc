@@ -116,6 +116,9 @@ TEST(BenchTrain, EveryModeRunsOverEveryBackend) {
   EXPECT_EQ(all[4].name, "ddp");
   EXPECT_TRUE(all[4].peer);
   EXPECT_EQ(all[4].command.at(2), "python3 peer.py --kind ddp \"$@\"");
+  EXPECT_EQ(all[4].alone, all[4].command);
+  options.peers_alone = "python3 peer.py";
+  EXPECT_EQ(contestants_of(options)[4].alone.at(2), "python3 peer.py \"$@\"");
   EXPECT_EQ(BenchTrainOptions().modes, sync_options());
 }
 

@@ -100,6 +100,7 @@ void run_window(const World& world, ModeRun& contestant) {
     sum.communication += report.seconds.communication / kWindow;
     sum.optimizer += report.seconds.optimizer / kWindow;
     sum.total += report.seconds.total / kWindow;
+    sum.hidden += report.seconds.hidden / kWindow;
     result.final_loss = report.loss;
   }
   if (sum.total < contestant.best_seconds) {

@@ -119,7 +119,11 @@ std::vector<Measure> measures_of(const std::vector<ModeResult>& results) {
           &StepSeconds::forward_backward),
       seconds_measure(
           "communication", "  communication", &StepSeconds::communication),
-      seconds_measure("optimizer", "  optimizer", &StepSeconds::optimizer)};
+      seconds_measure("optimizer", "  optimizer", &StepSeconds::optimizer),
+      seconds_measure(
+          "communication_hidden",
+          "hidden communication",
+          &StepSeconds::hidden)};
   add_collectives(results, measures);
   measures.push_back(memory_measure(
       "peak_memory", "peak memory of a rank, MiB", &ModeResult::peak_mib));

@@ -36,6 +36,7 @@ BlockReport run_block(const World& world, Trainer& trainer, int64_t steps) {
     block.forward_backward += step.seconds.forward_backward;
     block.communication += step.seconds.communication;
     block.optimizer += step.seconds.optimizer;
+    block.hidden += step.seconds.hidden;
     block.loss = step.loss;
   }
   block.seconds =

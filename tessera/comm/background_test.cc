@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <tessera/base/error.h>
 #include <tessera/comm/coalesced.h>
+#include <tessera/comm/record_impl.h>
 #include <tessera/comm/run_ranks.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
@@ -43,6 +44,33 @@ TEST(Background, CallsReturnBeforeTheirPeersCome) {
       work->wait();
       EXPECT_TRUE(x.eq(n * (n + 1) / 2).all().item<bool>());
     });
+  }
+}
+
+TEST(Background, WhatRanBesideTheProgramIsHidden) {
+  for (const char* backend : {"shm", "gloo"}) {
+    run_ranks(
+        2,
+        [](const World& world) {
+          const auto hidden = [&] {
+            return world.record().impl().hidden_seconds();
+          };
+          const at::Tensor in = at::ones({1 << 20}, at::kFloat);
+          const at::Tensor out = at::empty({1 << 19}, at::kFloat);
+          const std::vector<int64_t> counts{1 << 19, 1 << 19};
+          const WorkPtr work = world.group().background().reduce_scatter(
+              in, out, counts, ReduceOp::kSum);
+          EXPECT_EQ(hidden(), 0);
+          while (!work->isCompleted()) {
+            std::this_thread::yield(); // the program works on
+          }
+          work->wait();
+          const double once = hidden();
+          EXPECT_GT(once, 0);
+          work->wait();
+          EXPECT_EQ(hidden(), once);
+        },
+        {.backend = backend});
   }
 }
 

@@ -83,6 +83,7 @@ void GlooProgress::run() {
       }
       work = works_.front();
     }
+    const auto start = std::chrono::steady_clock::now();
     bool done = true;
     std::exception_ptr failure;
     try {
@@ -93,6 +94,7 @@ void GlooProgress::run() {
       failure = explain(*work, error);
       abort(message_of(failure));
     }
+    work->add_busy(start);
     {
       const std::scoped_lock lock(mutex_);
       works_.pop_front();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <tessera/comm/gloo_failure.h>
+#include <tessera/comm/timed_work.h>
 
 #include <chrono>
 #include <condition_variable>
@@ -22,7 +23,7 @@ struct GlooTransfer {
 
 // One collective on its way. A stage starts transfers and returns them; the
 // next one runs when they have arrived. The first stage runs in the call.
-class GlooWork : public c10d::Work {
+class GlooWork : public TimedWork {
  public:
   using Transfers = std::vector<GlooTransfer>;
   using Stage = std::function<Transfers()>;

@@ -8,6 +8,7 @@
 #include <tessera/comm/peer_watch.h>
 #include <tessera/comm/profiler_range.h>
 #include <tessera/comm/record_impl.h>
+#include <tessera/comm/timed_work.h>
 
 #include <atomic>
 #include <chrono>
@@ -109,12 +110,18 @@ class RecordedWork : public c10d::Work {
     } catch (...) {
       rethrow_recorded(peers_, record_->impl(), ticket_);
     }
-    record_->impl().waited(ticket_, start);
+    record_->impl().waited(ticket_, start, busy_seconds_once());
     ended_ = true;
     return done;
   }
 
  private:
+  double busy_seconds_once() {
+    const auto* const timed = dynamic_cast<const TimedWork*>(inner_.get());
+    return timed == nullptr || counted_.exchange(true) ? 0
+                                                       : timed->busy_seconds();
+  }
+
   WorkPtr inner_;
   std::shared_ptr<Record> record_;
   std::shared_ptr<RankStatus> status_;
@@ -122,6 +129,7 @@ class RecordedWork : public c10d::Work {
   CollectiveKind kind_;
   RecordImpl::Ticket ticket_;
   std::atomic<bool> ended_ = false;
+  std::atomic<bool> counted_ = false;
 };
 
 // Runs one collective or message of more than one rank and records it.

@@ -6,6 +6,7 @@
 #include <tessera/base/error.h>
 #include <tessera/comm/progress_thread.h>
 #include <tessera/comm/record.h>
+#include <tessera/comm/timed_work.h>
 
 #include <condition_variable>
 #include <deque>
@@ -47,7 +48,7 @@ bool waits_quietly() {
   return quiet;
 }
 
-class ProgressThread::QueuedWork : public c10d::Work {
+class ProgressThread::QueuedWork : public TimedWork {
  public:
   QueuedWork(std::function<void()> call, std::vector<at::Tensor> results)
       : call_(std::move(call)),
@@ -64,6 +65,7 @@ class ProgressThread::QueuedWork : public c10d::Work {
   }
 
   void run() {
+    const auto start = std::chrono::steady_clock::now();
     std::exception_ptr error;
     try {
       const AskerScope asker(asker_);
@@ -72,6 +74,7 @@ class ProgressThread::QueuedWork : public c10d::Work {
       error = std::current_exception();
     }
     call_ = nullptr;
+    add_busy(start);
     try { // what callbacks throw comes out of wait()
       if (error) {
         future_->setError(error);

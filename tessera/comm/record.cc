@@ -80,10 +80,15 @@ void RecordImpl::issued(
   }
 }
 
-void RecordImpl::waited(const Ticket& ticket, Clock::time_point start) {
+void RecordImpl::waited(
+    const Ticket& ticket, Clock::time_point start, double busy) {
   const auto now = Clock::now();
+  const double blocked = seconds_between(start, now);
   const std::scoped_lock lock(mutex_);
-  add_seconds_locked(ticket.event, seconds_between(start, now));
+  add_seconds_locked(ticket.event, blocked);
+  if (busy > 0) {
+    hidden_seconds_ += busy - blocked;
+  }
   flight_.end(ticket.call, CallState::kCompleted, now);
 }
 
@@ -209,6 +214,11 @@ void RecordImpl::visit_events(const Visit& visit) const {
   for (uint64_t i = first_event_; i < next_event_; ++i) {
     visit(events_[i % kMaxEvents]);
   }
+}
+
+double RecordImpl::hidden_seconds() const {
+  const std::scoped_lock lock(mutex_);
+  return hidden_seconds_;
 }
 
 std::vector<CollectiveEvent> RecordImpl::events() const {

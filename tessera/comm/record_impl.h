@@ -44,7 +44,8 @@ class RecordImpl {
       int64_t bytes,
       Clock::time_point start,
       bool done);
-  void waited(const Ticket& ticket, Clock::time_point start);
+  // `busy`: seconds that a thread beside the program worked on it, 0: none did.
+  void waited(const Ticket& ticket, Clock::time_point start, double busy);
   void ended(const Ticket& ticket, CallState state);
   // Returns a sentence that names the file to which this rank's calls were
   // written. Calls that fail soon after another write no other file.
@@ -69,6 +70,10 @@ class RecordImpl {
       std::optional<CollectiveKind> kind,
       std::string_view axis,
       std::string_view asker) const;
+  // How long threads beside the program worked on calls that were waited for,
+  // less how long the program was blocked in waiting for these: communication
+  // that was hidden, once all is waited for. Below 0 if it only waited.
+  double hidden_seconds() const;
   std::vector<CollectiveEvent> events() const;
   std::string json() const;
   std::string chrome_trace() const;
@@ -118,6 +123,7 @@ class RecordImpl {
   FlightRecord flight_;
   AllTotals totals_; // exact, however many events there were
   std::vector<Event> events_; // a ring once it is full
+  double hidden_seconds_ = 0;
   uint64_t first_event_ = 0; // number of the oldest that is kept
   uint64_t next_event_ = 0;
   std::string failed_file_; // or why there is none

@@ -11,6 +11,7 @@ struct StepSeconds {
   double communication = 0; // blocked in collectives, wherever in the step
   double optimizer = 0; // clipping and update, without their collectives
   double total = 0; // with reading data
+  double hidden = 0; // communication that went on beside the others
 };
 
 // What one training step did.

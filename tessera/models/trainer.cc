@@ -2,6 +2,7 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <tessera/base/error.h>
+#include <tessera/comm/record_impl.h>
 #include <tessera/dtensor/build.h>
 #include <tessera/dtensor/dtensor.h>
 #include <tessera/dtensor/random.h>
@@ -10,6 +11,7 @@
 #include <tessera/optim/sharded_optimizer.h>
 #include <torch/optim/adamw.h>
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <utility>
@@ -163,7 +165,9 @@ StepReport Trainer::step() {
   report.learning_rate = self.options.schedule.at(self.steps_done);
   report.tokens = tokens_per_step();
   const auto start = Clock::now();
-  Stopwatch watch(self.mesh.world().record());
+  const Record& record = self.mesh.world().record();
+  const double hidden_before = record.impl().hidden_seconds();
+  Stopwatch watch(record);
   self.optimizer.zero_grad();
   report.loss = self.backward_passes();
   const Stopwatch::Lap forward_backward = watch.lap();
@@ -179,6 +183,8 @@ StepReport Trainer::step() {
   report.seconds.communication =
       forward_backward.communication + optimizer.communication;
   report.seconds.optimizer = optimizer.own;
+  report.seconds.hidden =
+      std::max(record.impl().hidden_seconds() - hidden_before, 0.0);
   report.seconds.total =
       std::chrono::duration<double>(Clock::now() - start).count();
   report.step = ++self.steps_done;
