@@ -165,6 +165,10 @@ void declare_world_options(CLI::App& app, TrainOptions& options) {
       options.passes,
       "Backward passes per step, each with a batch of its own");
   app.add_flag(
+      "--one-pass",
+      options.one_pass,
+      "Over shm and with --clip 0: reduce, update and gather in one pass");
+  app.add_flag(
       "--overlap",
       options.overlap,
       "Begin to reduce a flat buffer during backward");
@@ -255,6 +259,7 @@ TrainerOptions trainer_options(const TrainOptions& options) {
   trainer.sync = sync_of(options.sync);
   trainer.bucket_bytes = options.bucket_mb << 20;
   trainer.overlap = options.overlap;
+  trainer.one_pass = options.one_pass;
   trainer.stage = options.stage;
   trainer.passes = options.passes;
   trainer.axis = kBatchAxis;

@@ -28,6 +28,7 @@ struct TrainOptions {
   std::string sync = "default"; // or an option of sync_modes()
   int64_t bucket_mb = 64; // MiB of parameters in a flat buffer, at most
   bool overlap = false; // reductions begin during backward
+  bool one_pass = false; // reduce, update and gather in one pass over memory
   int stage = 1; // of ZeRO
   int64_t passes = 1; // backward passes per step
   int64_t batch = 8; // rows per rank and step

@@ -107,7 +107,8 @@ struct Trainer::Impl {
             ShardingStage{options.axis, options.stage},
             {.sync = options.sync,
              .bucket_bytes = options.bucket_bytes,
-             .overlap = options.overlap})) {}
+             .overlap = options.overlap,
+             .one_pass = options.one_pass})) {}
 
   // The batch as two distributed tensors, cut along the axis.
   Batch distributed(const Batch& local) const {

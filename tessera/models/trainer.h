@@ -29,6 +29,7 @@ struct TrainerOptions {
   GradientSync sync{}; // kDefault
   int64_t bucket_bytes = int64_t{64} << 20; // of a flat buffer, at most
   bool overlap = false; // reductions begin during backward
+  bool one_pass = false; // ShardOptions::one_pass
   int stage = 1; // of ZeRO: 1 or 2
   std::string axis =
       "dp"; // mesh axis that the batch and the optimizer's states are cut along

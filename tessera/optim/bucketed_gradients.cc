@@ -176,17 +176,42 @@ void BucketedGradients::finish_update() {
   has_begun_.assign(has_begun_.size(), false);
 }
 
+void BucketedGradients::prepare(const std::vector<at::Tensor>& parameters) {
+  std::ranges::for_each(parameters, require_gradient);
+  watch(parameters);
+  is_in_pass_ = false; // a backward that threw may have left it
+}
+
+const GradientSummary& BucketedGradients::agree(
+    const std::vector<at::Tensor>& parameters) {
+  const std::scoped_lock lock(mutex_);
+  const AskerScope asker(kAsker);
+  prepare(parameters);
+  const auto take_all = [this] {
+    bool changed = false;
+    for (const auto& bucket : buckets_) {
+      changed = bucket->is_stale() || changed;
+    }
+    return changed;
+  };
+  const bool changed = take_all();
+  seen_present_ = present_here(parameters);
+  exchange(parameters, std::nullopt, changed);
+  if (place_new(parameters)) {
+    take_all();
+  }
+  return summary_;
+}
+
 const GradientSummary& BucketedGradients::reduce(
     const std::vector<at::Tensor>& parameters,
     std::optional<double> norm_type) {
   const std::scoped_lock lock(mutex_);
-  std::ranges::for_each(parameters, require_gradient);
-  watch(parameters);
   const AskerScope asker(kAsker);
-  is_in_pass_ = false; // a backward that threw may have left it
-  seen_present_ = present_here(parameters);
+  prepare(parameters);
   const bool is_first = !std::exchange(is_reduced_, true);
   const bool changed = reduce_buckets(is_first);
+  seen_present_ = present_here(parameters);
   if (is_first || changed || (norm_type && summary_.norm_type != norm_type)) {
     exchange(parameters, norm_type, changed);
     if (place_new(parameters)) {

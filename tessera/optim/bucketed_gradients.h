@@ -68,6 +68,13 @@ class BucketedGradients final
       const std::vector<at::Tensor>& parameters,
       std::optional<double> norm_type);
 
+  // The same without reducing anything, for who reads unreduced gradients
+  // himself; not after a reduction since the last update.
+  const GradientSummary& agree(const std::vector<at::Tensor>& parameters);
+  bool is_reduced() const { // since the last update
+    return is_reduced_;
+  }
+
   // The gradients have been used.
   void finish_update();
 
@@ -100,6 +107,7 @@ class BucketedGradients final
   bool reduces_in_backward() const {
     return options_.stage > 1 || (options_.overlap && held_ == 0);
   }
+  void prepare(const std::vector<at::Tensor>& parameters);
   void begin_pass();
   void end_pass();
   void start_next();

@@ -15,10 +15,12 @@
 #include <tessera/optim/bucketed_gradients.h>
 #include <tessera/optim/flat_state.h>
 #include <tessera/optim/global_norm.h>
+#include <tessera/optim/one_pass_update.h>
 #include <tessera/optim/step_mode.h>
 #include <tessera/optim/update_kernel.h>
 
 #include <algorithm>
+#include <array>
 #include <span>
 #include <unordered_map>
 #include <utility>
@@ -60,8 +62,12 @@ struct Run {
 class BucketedMode : public StepMode {
  public:
   BucketedMode(
-      UpdateRule rule, BucketOptions options, const ParamGroups& groups)
+      UpdateRule rule,
+      BucketOptions options,
+      bool one_pass,
+      const ParamGroups& groups)
       : rule_(rule),
+        one_pass_(one_pass),
         gradients_(std::make_shared<BucketedGradients>(std::move(options))) {
     gradients_->watch(list(groups).parameters);
   }
@@ -90,12 +96,15 @@ class BucketedMode : public StepMode {
       FlatBucket& bucket,
       const Listed& listed,
       const std::vector<bool>& present) const;
-  void update(FlatBucket& bucket, const std::vector<Run>& runs);
+  std::array<void*, 3> state_pointers(const FlatBucket& bucket, const Run& run);
+  void update(FlatBucket& bucket, const std::vector<Run>& runs, double scale);
+  void update_in_place(FlatBucket& bucket, const std::vector<Run>& runs);
   std::vector<at::Tensor> states_of(const FlatBucket& bucket, const Run& run);
   std::vector<at::Tensor>& flat_states(const FlatBucket& bucket, size_t count);
   void place_loaded(const Listed& listed);
 
   UpdateRule rule_;
+  bool one_pass_;
   std::shared_ptr<BucketedGradients> gradients_;
   int64_t reduction_ = 0; // whose gradients the scale belongs to
   double scale_ = 1; // what clipping multiplies them with
@@ -116,11 +125,23 @@ const GradientSummary& BucketedMode::reduce(
 
 void BucketedMode::step(ParamGroups& groups, StateMap& /*states*/) {
   const Listed listed = list(groups);
-  const GradientSummary& summary = reduce(listed, std::nullopt);
+  const bool in_one_pass = one_pass_ && !gradients_->is_reduced();
+  const GradientSummary& summary = in_one_pass
+      ? gradients_->agree(listed.parameters)
+      : reduce(listed, std::nullopt);
   place_loaded(listed);
   const AskerScope asker("optimizer.step");
   for (const auto& bucket : gradients_->buckets()) {
-    update(*bucket, runs_of(*bucket, listed, summary.present));
+    const std::vector<Run> runs = runs_of(*bucket, listed, summary.present);
+    if (in_one_pass && bucket->is_lendable()) {
+      update_in_place(*bucket, runs);
+      continue;
+    }
+    if (in_one_pass) {
+      bucket->start_reduction();
+      bucket->finish_reduction();
+    }
+    update(*bucket, runs, in_one_pass ? 1 : scale_);
     bucket->start_gather();
   }
   for (const auto& bucket : gradients_->buckets()) {
@@ -196,28 +217,57 @@ std::vector<at::Tensor> BucketedMode::states_of(
   return states;
 }
 
-void BucketedMode::update(FlatBucket& bucket, const std::vector<Run>& runs) {
+std::array<void*, 3> BucketedMode::state_pointers(
+    const FlatBucket& bucket, const Run& run) {
+  std::array<void*, 3> pointers = {};
+  const std::vector<at::Tensor> states = states_of(bucket, run);
+  std::ranges::transform(states, pointers.begin(), [](const at::Tensor& state) {
+    return state.data_ptr();
+  });
+  return pointers;
+}
+
+void BucketedMode::update(
+    FlatBucket& bucket, const std::vector<Run>& runs, double scale) {
   for (const Run& run : runs) {
     const at::Tensor parameters = bucket.parameters(run.range);
     const void* gradient = bucket.reduced(run.range).data_ptr();
-    const std::vector<at::Tensor> states = states_of(bucket, run);
     UpdateRange range;
     range.parameter = parameters.data_ptr();
     range.parameter_type = parameters.scalar_type();
     range.gradients = std::span(&gradient, 1);
     range.gradient_type = parameters.scalar_type();
-    std::ranges::transform(
-        states, range.states.begin(), [](const at::Tensor& state) {
-          return state.data_ptr();
-        });
+    range.states = state_pointers(bucket, run);
     range.numel = run.range.size();
     range.first_element = run.range.begin;
     run_update(
         rule_,
         run.group->options(),
-        {.step = run.step, .gradient_scale = scale_},
+        {.step = run.step, .gradient_scale = scale},
         range);
   }
+}
+
+void BucketedMode::update_in_place(
+    FlatBucket& bucket, const std::vector<Run>& runs) {
+  std::vector<ShardRun> shard_runs;
+  shard_runs.reserve(runs.size());
+  for (const Run& run : runs) {
+    shard_runs.push_back(
+        {.begin = run.range.begin,
+         .numel = run.range.size(),
+         .options = &run.group->options(),
+         .step = {.step = run.step},
+         .states = state_pointers(bucket, run),
+         .first_element = run.range.begin});
+  }
+  bucket.start_one_pass([&](const Group& group,
+                            const at::Tensor& gradients,
+                            const at::Tensor& parameters,
+                            bool average) {
+    return update_in_one_pass(
+        group, rule_, gradients, parameters, average, std::move(shard_runs));
+  });
 }
 
 // Of a slot: where this rank's share lies in its local tensor, and in the
@@ -372,10 +422,16 @@ std::unique_ptr<StepMode> make_bucketed_mode(
     const ShardingStage& stage,
     const ShardOptions& options,
     const ParamGroups& groups) {
+  if (options.one_pass && (options.overlap || stage.stage > 1)) {
+    throw UsageError(
+        "shard_optimizer: got one_pass with overlap or ShardingStage2, which "
+        "reduce gradients during backward, expected neither; choose one");
+  }
   return std::make_unique<BucketedMode>(
       rule,
       BucketOptions{
           stage.axis, options.bucket_bytes, options.overlap, stage.stage},
+      options.one_pass,
       groups);
 }
 

@@ -464,6 +464,66 @@ TEST(BucketedMesh, TwoAxesNestAndNormsCountEachElementOnce) {
   }
 }
 
+// Bit for bit, and without a reduction or a gather of its own; a clipped step
+// needs the norm first, and goes the usual way.
+TEST_P(Bucketed, OnePassIsReductionUpdateAndGather) {
+  const Model model = testing::uneven_mlp();
+  run_ranks(GetParam(), [&](World world) {
+    ShardOptions options = bucketed(200);
+    Job reference(world, model, options);
+    options.one_pass = true;
+    Job job(world, model, options);
+    for (uint64_t step = 0; step < 6; ++step) {
+      for (Job* each : {&reference, &job}) {
+        each->optimizer->zero_grad();
+        each->backward(batch_of(11, 10, step));
+        world.record().reset();
+        if (step == 3) {
+          each->optimizer->clip_grad_norm(0.5);
+        }
+        each->optimizer->step();
+      }
+      const int64_t buckets = job.optimizer->bucket_statistics().buckets;
+      const int64_t gathered = step == 3 ? buckets : 0;
+      if (step > 0) {
+        EXPECT_EQ(
+            counts(world),
+            (Counts{
+                gathered, gathered, static_cast<int64_t>(world.size() > 1)}));
+        EXPECT_EQ(
+            world.record().count(CollectiveKind::kWithPeers),
+            buckets - gathered);
+      }
+      const Tensors expected = reference.values();
+      const Tensors values = job.values();
+      for (size_t i = 0; i < values.size(); ++i) {
+        EXPECT_TRUE(values[i].equal(expected[i]))
+            << "parameter " << i << ", step " << step;
+      }
+    }
+    options.overlap = true;
+    EXPECT_THROW(Job(world, model, options), UsageError);
+  });
+}
+
+TEST(BucketedOverGloo, OnePassFallsBackToCollectives) {
+  const Model model = testing::linear();
+  run_ranks(
+      2,
+      [&](World world) {
+        ShardOptions options = bucketed();
+        options.one_pass = true;
+        Job job(world, model, options);
+        for (int step = 0; step < 2; ++step) {
+          job.backward(batch_of(8, 10));
+          world.record().reset();
+          job.optimizer->step();
+        }
+        EXPECT_EQ(counts(world), (Counts{1, 1, 1}));
+      },
+      {.backend = "gloo"});
+}
+
 class StageTwo : public ::testing::TestWithParam<int64_t> {
  protected:
   static Job job(

@@ -3,6 +3,7 @@
 #include <tessera/optim/flat_bucket.h>
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 namespace tessera {
@@ -164,6 +165,22 @@ void FlatBucket::finish_gather() {
   for (const BucketSlot& slot : slots_) {
     slot.parameter.unsafeGetTensorImpl()->bump_version();
   }
+}
+
+bool FlatBucket::is_lendable() const {
+  return groups_.size() == 1 && groups_.front().size() > 1 &&
+      (kind_.cuts.front().op == ReduceOp::kSum ||
+       kind_.cuts.front().op == ReduceOp::kAvg) &&
+      groups_.front().can_lend(std::span(&values_, 1));
+}
+
+void FlatBucket::start_one_pass(const OnePass& one_pass) {
+  work_ = one_pass(
+      groups_.front(),
+      unreduced_->start(),
+      values_,
+      kind_.cuts.front().op == ReduceOp::kAvg);
+  gather_level_ = 0;
 }
 
 at::Tensor FlatBucket::parameters(const FlatRange& range) const {

@@ -54,6 +54,18 @@ class FlatBucket {
   void start_gather();
   void finish_gather();
 
+  // Whether the peers of the only cut can read unreduced gradients and write
+  // parameters where they lie.
+  bool is_lendable() const;
+  // Starts what does the work of reduction, update and gather by itself;
+  // finish_gather completes it. Of a lendable bucket.
+  using OnePass = std::function<WorkPtr(
+      const Group& group,
+      const at::Tensor& gradients,
+      const at::Tensor& parameters,
+      bool average)>;
+  void start_one_pass(const OnePass& one_pass);
+
   const FlatKind& kind() const {
     return kind_;
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A state that was saved anywhere goes on anywhere, as if nothing had happened.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <tessera/base/error.h>
@@ -17,7 +18,7 @@ using testing::Tensors;
 struct Holder : torch::nn::Module {
   explicit Holder(const Tensors& params) {
     for (size_t i = 0; i < params.size(); ++i) {
-      register_parameter("p" + std::to_string(i), params[i]);
+      register_parameter(fmt::format("p{}", i), params[i]);
     }
   }
 };

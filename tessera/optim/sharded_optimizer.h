@@ -59,6 +59,10 @@ struct ShardOptions {
   bool overlap = false; // a buffer's reduction begins during backward, as soon
                         // as its gradients are there, on a thread of its own
                         // where the backend needs one
+  // Where all ranks share memory, reduction, update and the return of the
+  // parameters are one pass over it, unless the step was clipped. There are no
+  // reduced gradients then. Of ShardingStage1 without overlap.
+  bool one_pass = false;
 };
 
 // What this rank holds beside parameters and gradients.
