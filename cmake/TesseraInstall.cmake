@@ -15,5 +15,5 @@ configure_package_config_file(
   ${PROJECT_SOURCE_DIR}/cmake/tesseraConfig.cmake.in ${CMAKE_BINARY_DIR}/tesseraConfig.cmake INSTALL_DESTINATION ${tessera_package_dir})
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/tesseraConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(
-  FILES ${CMAKE_BINARY_DIR}/tesseraConfig.cmake ${CMAKE_BINARY_DIR}/tesseraConfigVersion.cmake DESTINATION ${tessera_package_dir})
+  FILES ${CMAKE_BINARY_DIR}/tesseraConfig.cmake ${CMAKE_BINARY_DIR}/tesseraConfigVersion.cmake cmake/TesseraTorch.cmake DESTINATION ${tessera_package_dir})
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <c10/core/DeviceType.h>
 #include <tessera/comm/collectives.h>
 #include <tessera/comm/world_impl.h>
 
@@ -20,8 +21,12 @@ using MakeCollectives =
 // known and for a backend that this world cannot have.
 MakeCollectives open_backend(const std::string& name, const WorldSetup& world);
 
-// Throws UsageError that lists the known names unless `name` is one of them.
-// `where` begins the message.
+// The name of the backend that moves tensors on a device of that type, in a
+// world whose ranks talk through `cpu_backend` on the CPU. Throws UsageError.
+std::string backend_on(c10::DeviceType device, const std::string& cpu_backend);
+
+// Throws UsageError that lists the known names unless `name` is one of those
+// that a world can have on the CPU. `where` begins the message.
 void check_backend_name(const std::string& where, const std::string& name);
 
 } // namespace tessera

@@ -72,9 +72,13 @@ WorkPtr chained(std::vector<WorkPtr> works, std::function<void()> last) {
   return chain;
 }
 
+} // namespace
+
 WorkPtr then(WorkPtr work, std::function<void()> last) {
   return chained({std::move(work)}, std::move(last));
 }
+
+namespace {
 
 WorkPtr all_of(std::vector<WorkPtr> works) {
   return chained(std::move(works), [] {});

@@ -3,6 +3,7 @@
 
 #include <tessera/comm/collectives.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -17,5 +18,9 @@ c10::intrusive_ptr<c10d::Backend> make_c10d_backend(
     std::shared_ptr<Collectives> collectives,
     int64_t rank,
     int64_t size);
+
+// The same work, and what follows it: `last` runs once, in wait() or when the
+// work is first seen to be done.
+WorkPtr then(WorkPtr work, std::function<void()> last);
 
 } // namespace tessera

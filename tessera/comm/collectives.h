@@ -14,8 +14,8 @@ namespace tessera {
 constexpr std::size_t kMaxLent = 2;
 
 // What a backend offers to a Group: the calls of group.h after their arguments
-// were checked on this rank (contiguous CPU tensors, counts that fit, more than
-// one rank). One object per group and rank.
+// were checked on this rank (contiguous tensors on the group's device, counts
+// that fit, more than one rank). One object per group and rank.
 class Collectives {
  public:
   Collectives() = default;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of a group's collectives against a plain model, for any backend, for
-// ranks that are threads and ranks that are processes. All checks are
-// collective; they report through gtest.
+// Checks of a group's collectives against a plain model, for any backend and
+// device, for ranks that are threads and ranks that are processes. All checks
+// are collective; they report through gtest.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -60,6 +60,9 @@ void check_large(const Group& group);
 // its ranks, several in flight; each rank's memory of another kind. The same
 // seeds give the same calls on every rank.
 void check_random_sequences(
-    const World& world, uint64_t first_seed, uint64_t count);
+    const World& world,
+    uint64_t first_seed,
+    uint64_t count,
+    c10::DeviceType device = c10::kCPU);
 
 } // namespace tessera::conformance

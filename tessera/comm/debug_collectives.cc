@@ -90,7 +90,8 @@ class DebugCollectives : public Collectives {
         rank_(setup.rank),
         world_ranks_(setup.world_ranks),
         name_(setup.name),
-        host_(host_name()) {}
+        host_(host_name()),
+        on_cpu_(setup.host) {}
 
   WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op) override {
     compare(
@@ -222,6 +223,7 @@ class DebugCollectives : public Collectives {
   std::vector<int64_t> world_ranks_;
   std::string name_;
   std::string host_;
+  std::shared_ptr<Collectives> on_cpu_; // null: inner_
   std::mutex mutex_; // of all below
   uint64_t seq_ = 0;
   std::string dead_; // the first error
@@ -267,7 +269,8 @@ void DebugCollectives::compare(const CallDescription& call) {
     return dead_;
   };
   try {
-    inner_->all_gather(own, all, each)->wait();
+    Collectives& exchange = on_cpu_ ? *on_cpu_ : *inner_;
+    exchange.all_gather(own, all, each)->wait();
   } catch (const TimeoutError& error) {
     throw TimeoutError(context(error));
   } catch (const PeerError& error) {

@@ -21,8 +21,8 @@
 #include <tessera/base/environment.h>
 #include <tessera/base/error.h>
 #include <tessera/comm/gloo_backend.h>
-#include <tessera/comm/gloo_failure.h>
 #include <tessera/comm/gloo_progress.h>
+#include <tessera/comm/peer_failure.h>
 #include <tessera/comm/peer_watch.h>
 #include <tessera/comm/reduce_kernels.h>
 #include <tessera/comm/store.h>
@@ -72,7 +72,7 @@ class MessageWork : public c10d::Work {
   MessageWork(
       FailedCall call,
       WorkPtr inner,
-      std::shared_ptr<GlooFailure> failure,
+      std::shared_ptr<PeerFailure> failure,
       std::chrono::milliseconds timeout)
       : call_(std::move(call)),
         inner_(std::move(inner)),
@@ -103,7 +103,7 @@ class MessageWork : public c10d::Work {
  private:
   FailedCall call_;
   WorkPtr inner_;
-  std::shared_ptr<GlooFailure> failure_;
+  std::shared_ptr<PeerFailure> failure_;
   std::chrono::milliseconds timeout_;
 };
 
@@ -117,7 +117,7 @@ class GlooCollectives : public Collectives {
         name_(setup.name),
         timeout_(setup.timeout),
         peers_(setup.peers),
-        failure_(std::make_shared<GlooFailure>(setup)),
+        failure_(std::make_shared<PeerFailure>(setup, "gloo")),
         progress_(setup.timeout, failure_) {
     if (peers_) {
       listener_ = peers_->add_listener([this](int64_t world_rank) {
@@ -230,7 +230,7 @@ class GlooCollectives : public Collectives {
   std::atomic<uint64_t> seq_ = 0;
   std::atomic<uint64_t> tags_ = 0;
   std::shared_ptr<PeerWatch> peers_;
-  std::shared_ptr<GlooFailure> failure_;
+  std::shared_ptr<PeerFailure> failure_;
   GlooProgress progress_; // its thread uses the others
   uint64_t listener_ = 0;
 };
@@ -491,7 +491,7 @@ std::unique_ptr<Collectives> make_gloo_collectives(const GroupSetup& setup) {
             setup.rank,
             setup.size(),
             setup.name)};
-    std::rethrow_exception(GlooFailure(setup).explain(call, error));
+    std::rethrow_exception(PeerFailure(setup, "gloo").explain(call, error));
   }
 }
 

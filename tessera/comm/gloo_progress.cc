@@ -16,7 +16,7 @@ std::string message_of(const std::exception_ptr& error) {
 
 } // namespace
 GlooProgress::GlooProgress(
-    std::chrono::milliseconds timeout, std::shared_ptr<GlooFailure> failure)
+    std::chrono::milliseconds timeout, std::shared_ptr<PeerFailure> failure)
     : timeout_(timeout),
       failure_(std::move(failure)),
       thread_([this] { run(); }) {}

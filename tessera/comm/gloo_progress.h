@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <tessera/comm/gloo_failure.h>
+#include <tessera/comm/peer_failure.h>
 #include <tessera/comm/timed_work.h>
 
 #include <chrono>
@@ -55,7 +55,7 @@ class GlooWork : public TimedWork {
 class GlooProgress {
  public:
   GlooProgress(
-      std::chrono::milliseconds timeout, std::shared_ptr<GlooFailure> failure);
+      std::chrono::milliseconds timeout, std::shared_ptr<PeerFailure> failure);
   // Fails what is still on its way.
   ~GlooProgress();
   GlooProgress(const GlooProgress&) = delete;
@@ -76,7 +76,7 @@ class GlooProgress {
   void throw_if_dead(const GlooWork& work) const;
 
   std::chrono::milliseconds timeout_;
-  std::shared_ptr<GlooFailure> failure_;
+  std::shared_ptr<PeerFailure> failure_;
   std::mutex mutex_; // of all below, and of every work's transfers_
   std::condition_variable changed_;
   std::deque<c10::intrusive_ptr<GlooWork>> works_;

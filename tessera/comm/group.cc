@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 #include <tessera/base/error.h>
@@ -9,6 +10,7 @@
 #include <tessera/comm/profiler_range.h>
 #include <tessera/comm/record_impl.h>
 #include <tessera/comm/timed_work.h>
+#include <tessera/comm/work_watch.h>
 
 #include <atomic>
 #include <chrono>
@@ -68,6 +70,8 @@ template <typename Failure>
 // Adds the time spent in wait() to the event that the issue recorded.
 class RecordedWork : public c10d::Work {
  public:
+  // A call on a device ends when the device says so, not when its queue has
+  // been told to wait.
   RecordedWork(
       WorkPtr inner,
       const GroupImpl& group,
@@ -78,11 +82,19 @@ class RecordedWork : public c10d::Work {
         status_(group.status),
         peers_(group.peers),
         kind_(kind),
-        ticket_(ticket) {}
+        ticket_(ticket) {
+    auto* on_device = dynamic_cast<DeviceWork*>(inner_.get());
+    if (on_device != nullptr) {
+      ends_by_itself_ = true;
+      on_device->when_done([record = record_, ticket] {
+        record->impl().ended(ticket, CallState::kCompleted);
+      });
+    }
+  }
 
   bool isCompleted() override {
     const bool completed = inner_->isCompleted();
-    if (completed && !ended_ && inner_->isSuccess()) {
+    if (completed && !ended_ && !ends_by_itself_ && inner_->isSuccess()) {
       record_->impl().ended(ticket_, CallState::kCompleted);
       ended_ = true;
     }
@@ -110,7 +122,8 @@ class RecordedWork : public c10d::Work {
     } catch (...) {
       rethrow_recorded(peers_, record_->impl(), ticket_);
     }
-    record_->impl().waited(ticket_, start, busy_seconds_once());
+    record_->impl().waited(
+        ticket_, start, busy_seconds_once(), !ends_by_itself_);
     ended_ = true;
     return done;
   }
@@ -128,6 +141,7 @@ class RecordedWork : public c10d::Work {
   std::shared_ptr<PeerWatch> peers_;
   CollectiveKind kind_;
   RecordImpl::Ticket ticket_;
+  bool ends_by_itself_ = false;
   std::atomic<bool> ended_ = false;
   std::atomic<bool> counted_ = false;
 };
@@ -179,8 +193,14 @@ int64_t bytes_of(const at::Tensor& tensor) {
 
 // A group of one: what a rank sends itself.
 WorkPtr copy_to_self(const at::Tensor& in, const at::Tensor& out) {
-  if (in.data_ptr() != out.data_ptr() && in.numel() > 0) {
+  if (in.data_ptr() == out.data_ptr() || in.numel() == 0) {
+    return done_work();
+  }
+  if (in.is_cpu()) {
     std::memcpy(out.data_ptr(), in.const_data_ptr(), in.nbytes());
+  } else {
+    const at::NoGradGuard no_grad;
+    out.view({-1}).copy_(in.view({-1}));
   }
   return done_work();
 }
@@ -211,6 +231,10 @@ const std::string& Group::backend_name() const {
   return impl_->backend_name;
 }
 
+c10::Device Group::device() const {
+  return impl_->device;
+}
+
 c10::intrusive_ptr<c10d::Backend> Group::backend() const {
   if (!impl_->collectives) {
     return nullptr;
@@ -238,8 +262,10 @@ WorkPtr Collectives::with_peers(
 
 at::Tensor Group::allocate(
     at::IntArrayRef sizes, const at::TensorOptions& options) const {
-  return impl_->collectives ? impl_->collectives->allocate(sizes, options)
-                            : at::empty(sizes, options);
+  const at::TensorOptions here =
+      options.has_device() ? options : options.device(impl_->device);
+  return impl_->collectives ? impl_->collectives->allocate(sizes, here)
+                            : at::empty(sizes, here);
 }
 
 WorkPtr Group::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
@@ -388,7 +414,8 @@ WorkPtr Group::barrier() const {
 }
 
 bool Group::can_lend(std::span<const at::Tensor> tensors) const {
-  return !impl_->collectives || impl_->collectives->can_lend(tensors);
+  return impl_->device.is_cpu() &&
+      (!impl_->collectives || impl_->collectives->can_lend(tensors));
 }
 
 WorkPtr Group::with_peers(

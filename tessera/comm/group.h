@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 #include <tessera/comm/record.h>
 #include <tessera/comm/reduce_op.h>
@@ -45,7 +46,8 @@ class Group {
       const; // the mesh axis that the group serves, or "world"
   const std::vector<int64_t>& world_ranks() const;
   const std::string& backend_name()
-      const; // "shm", "gloo", "mpi", or "single" for one
+      const; // "shm", "gloo", "mpi", "nccl", or "single" for one
+  c10::Device device() const; // where the tensors of its calls lie
   c10::intrusive_ptr<c10d::Backend> backend() const;
 
   // The same group for calls that return at once and go on beside the program,

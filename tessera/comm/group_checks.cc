@@ -23,12 +23,16 @@ void check_tensor(
   if (!tensor.defined()) {
     refuse(group, kind, "got an undefined tensor");
   }
-  if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided) {
+  if (tensor.device() != group.device || tensor.layout() != at::kStrided) {
     refuse(
         group,
         kind,
-        "got a tensor that is not dense on the CPU, which this backend cannot "
-        "move; copy it first");
+        fmt::format(
+            "got a {} tensor on {}, expected a dense one on {}; copy it there "
+            "first, or take the group of a mesh on its device",
+            tensor.layout() == at::kStrided ? "dense" : "sparse",
+            tensor.device().str(),
+            group.device.str()));
   }
   if (!tensor.is_contiguous()) {
     refuse(

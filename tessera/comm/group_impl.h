@@ -22,6 +22,7 @@ class GroupImpl {
   std::vector<int64_t> world_ranks;
   std::string name;
   std::string backend_name;
+  c10::Device device = c10::kCPU;
   std::shared_ptr<Record> record;
   uint32_t record_group = 0; // what the record calls this group
   std::shared_ptr<RankStatus> status; // null without a launcher

@@ -141,7 +141,7 @@ TEST(PeerWatch, WhatDoesNotDescribeARankIsRefused) {
 }
 
 // In a world over gloo.
-TEST(GlooFailure, NamesARankThatLeftAndOneThatIsLate) {
+TEST(PeerFailure, NamesARankThatLeftAndOneThatIsLate) {
   run_ranks(
       3,
       [](World world) {

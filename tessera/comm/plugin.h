@@ -13,7 +13,7 @@ namespace tessera {
 // so both must come from one build of the same sources.
 
 // Counted up with every change of a type that a plug-in and the library share.
-inline constexpr uint32_t kPluginAbi = 1;
+inline constexpr uint32_t kPluginAbi = 2;
 inline constexpr const char* kPluginBuild =
     "tessera " TESSERA_VERSION ", libtorch " TORCH_VERSION;
 

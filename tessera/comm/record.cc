@@ -81,7 +81,7 @@ void RecordImpl::issued(
 }
 
 void RecordImpl::waited(
-    const Ticket& ticket, Clock::time_point start, double busy) {
+    const Ticket& ticket, Clock::time_point start, double busy, bool done) {
   const auto now = Clock::now();
   const double blocked = seconds_between(start, now);
   const std::scoped_lock lock(mutex_);
@@ -89,7 +89,9 @@ void RecordImpl::waited(
   if (busy > 0) {
     hidden_seconds_ += busy - blocked;
   }
-  flight_.end(ticket.call, CallState::kCompleted, now);
+  if (done) {
+    flight_.end(ticket.call, CallState::kCompleted, now);
+  }
 }
 
 void RecordImpl::ended(const Ticket& ticket, CallState state) {

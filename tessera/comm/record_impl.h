@@ -45,7 +45,9 @@ class RecordImpl {
       Clock::time_point start,
       bool done);
   // `busy`: seconds that a thread beside the program worked on it, 0: none did.
-  void waited(const Ticket& ticket, Clock::time_point start, double busy);
+  // `done`: the call has ended by that.
+  void waited(
+      const Ticket& ticket, Clock::time_point start, double busy, bool done);
   void ended(const Ticket& ticket, CallState state);
   // Returns a sentence that names the file to which this rank's calls were
   // written. Calls that fail soon after another write no other file.

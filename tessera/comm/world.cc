@@ -4,6 +4,7 @@
 #include <tessera/base/text.h>
 #include <tessera/comm/backends.h>
 #include <tessera/comm/debug_collectives.h>
+#include <tessera/comm/devices.h>
 #include <tessera/comm/peer_watch.h>
 #include <tessera/comm/record_impl.h>
 #include <tessera/comm/rendezvous.h>
@@ -58,7 +59,9 @@ WorldImpl::WorldImpl(WorldSetup setup) : setup_(std::move(setup)) {
   if (setup_.size > 1) {
     make_ = open_backend(setup_.backend, setup_);
   }
-  if (setup_.backend != "shm" && setup_.size > 1) {
+  // Ranks over shm see each other's end by themselves, but not on a device.
+  const bool watched = setup_.backend != "shm" || is_built_for(c10::kCUDA);
+  if (watched && setup_.size > 1) {
     peers_ = PeerWatch::open(
         {.store = setup_.store,
          .rank = setup_.rank,
@@ -68,15 +71,22 @@ WorldImpl::WorldImpl(WorldSetup setup) : setup_(std::move(setup)) {
   }
   std::vector<int64_t> everyone(static_cast<std::size_t>(setup_.size));
   std::iota(everyone.begin(), everyone.end(), int64_t{0});
-  world_group_ = new_group(everyone, "world");
+  world_group_ = new_group(everyone, "world", c10::kCPU);
 }
 
 WorldImpl::~WorldImpl() {
   close();
 }
 
+c10::Device WorldImpl::device(
+    const std::string& where, c10::DeviceType type) const {
+  return device_of_rank(where, type, see_devices(type, setup_.local_rank));
+}
+
 Group WorldImpl::new_group(
-    std::span<const int64_t> world_ranks, const std::string& name) {
+    std::span<const int64_t> world_ranks,
+    const std::string& name,
+    c10::DeviceType device) {
   const auto where = fmt::format(
       "new_group [rank {}/{}, group {}]", setup_.rank, setup_.size, name);
   const std::vector<int64_t> ranks(world_ranks.begin(), world_ranks.end());
@@ -96,7 +106,7 @@ Group WorldImpl::new_group(
         where + ": this rank is not among " + bracketed(ranks) +
         "; only the group's ranks call new_group");
   }
-  auto impl = make_group(ranks, name);
+  auto impl = make_group(ranks, name, this->device(where, device));
   const std::scoped_lock lock(groups_mutex_);
   std::erase_if(groups_, [](const auto& group) { return group.expired(); });
   groups_.push_back(impl);
@@ -104,12 +114,15 @@ Group WorldImpl::new_group(
 }
 
 std::shared_ptr<GroupImpl> WorldImpl::make_group(
-    std::vector<int64_t> world_ranks, const std::string& name) {
+    std::vector<int64_t> world_ranks,
+    const std::string& name,
+    c10::Device device) {
   auto impl = std::make_shared<GroupImpl>();
   impl->rank = std::find(world_ranks.begin(), world_ranks.end(), setup_.rank) -
       world_ranks.begin();
   impl->world_ranks = std::move(world_ranks);
   impl->name = name;
+  impl->device = device;
   impl->record = record_;
   impl->status = setup_.status;
   impl->peers = peers_;
@@ -132,15 +145,42 @@ std::shared_ptr<GroupImpl> WorldImpl::make_group(
       .timeout = setup_.timeout,
       .store = c10::make_intrusive<c10d::PrefixStore>(prefix, setup_.store),
       .one_host = setup_.one_host,
-      .peers = peers_};
-  connect(*impl, group);
+      .peers = peers_,
+      .device = device,
+      .record = record_};
+  auto [backend_name, collectives] = connect(group);
+  impl->backend_name = std::move(backend_name);
+  impl->collectives = std::move(collectives);
   return impl;
+}
+
+// A group on a device also has its ranks' calls on the CPU: for what its
+// backend cannot do, and to compare calls before they go to the device.
+WorldImpl::Connection WorldImpl::connect(const GroupSetup& group) const {
+  GroupSetup setup = group;
+  Connection connection;
+  if (group.device.is_cpu()) {
+    connection = connect_on_cpu(group);
+  } else {
+    connection.backend_name = backend_on(group.device.type(), setup_.backend);
+    GroupSetup host = group;
+    host.id += "/cpu";
+    host.store = c10::make_intrusive<c10d::PrefixStore>("cpu", group.store);
+    host.device = c10::kCPU;
+    setup.host = connect_on_cpu(std::move(host)).collectives;
+    connection.collectives =
+        open_backend(connection.backend_name, setup_)(setup);
+  }
+  if (setup_.debug_collectives && connection.backend_name != "shm") {
+    connection.collectives =
+        make_debug_collectives(std::move(connection.collectives), setup);
+  }
+  return connection;
 }
 
 // Chooses the backend: that of the world, or, where the world spans hosts and
 // the user left the choice, one that uses the memory of each host.
-void WorldImpl::connect(GroupImpl& impl, GroupSetup group) const {
-  impl.backend_name = setup_.backend;
+WorldImpl::Connection WorldImpl::connect_on_cpu(GroupSetup group) const {
   std::vector<int64_t> hosts;
   for (const int64_t rank : group.world_ranks) {
     hosts.push_back(
@@ -149,19 +189,14 @@ void WorldImpl::connect(GroupImpl& impl, GroupSetup group) const {
   const HostMap map(hosts);
   if (setup_.by_host && map.host_count() == 1) {
     group.one_host = true;
-    impl.backend_name = "shm";
-    impl.collectives = make_shm_collectives(group);
-  } else if (map.worth_it()) {
-    impl.backend_name = "shm+" + setup_.backend;
-    impl.collectives =
-        make_two_level_collectives(group, map, make_shm_collectives, make_);
-  } else {
-    impl.collectives = make_(group);
+    return {"shm", make_shm_collectives(group)};
   }
-  if (setup_.debug_collectives && impl.backend_name != "shm") {
-    impl.collectives =
-        make_debug_collectives(std::move(impl.collectives), group);
+  if (map.worth_it()) {
+    return {
+        "shm+" + setup_.backend,
+        make_two_level_collectives(group, map, make_shm_collectives, make_)};
   }
+  return {setup_.backend, make_(group)};
 }
 
 void* WorldImpl::state_slot(
@@ -235,9 +270,16 @@ c10::intrusive_ptr<c10d::Store> World::store() const {
   return impl_->setup().store;
 }
 
+c10::Device World::device(c10::DeviceType type) const {
+  return impl_->device(
+      fmt::format("device [rank {}/{}]", rank(), size()), type);
+}
+
 Group World::new_group(
-    std::span<const int64_t> world_ranks, const std::string& name) const {
-  return impl_->new_group(world_ranks, name);
+    std::span<const int64_t> world_ranks,
+    const std::string& name,
+    c10::DeviceType device) const {
+  return impl_->new_group(world_ranks, name, device);
 }
 
 World World::unowned() const {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 #include <tessera/comm/group.h>
 #include <tessera/comm/record.h>
@@ -36,10 +37,19 @@ class World {
   Record& record() const;
   c10::intrusive_ptr<c10d::Store> store() const;
 
-  // A group of the given world ranks. Collective over those ranks only, which
-  // all pass the same list and name in the same order.
+  // This rank's device of a type: the CPU, or the GPU of its local rank's
+  // number, or the only one its process sees. Throws UsageError when there is
+  // none.
+  c10::Device device(c10::DeviceType type) const;
+
+  // A group of the given world ranks, whose calls move tensors on each rank's
+  // device of that type: on the CPU by the world's backend, on GPUs by NCCL.
+  // Collective over those ranks only, which all pass the same arguments in the
+  // same order. Throws UsageError, TimeoutError, PeerError, IoError.
   Group new_group(
-      std::span<const int64_t> world_ranks, const std::string& name) const;
+      std::span<const int64_t> world_ranks,
+      const std::string& name,
+      c10::DeviceType device = c10::kCPU) const;
 
   // State that a later room keeps per world: one T, made at its first use
   // (default constructor). Thread-safe.

@@ -45,6 +45,10 @@ struct GroupSetup {
   c10::intrusive_ptr<c10d::Store> store; // the group's own names
   bool one_host = true;
   std::shared_ptr<PeerWatch> peers; // all ranks of the world; may be null
+  c10::Device device = c10::kCPU; // where the tensors lie
+  // The same ranks' calls on the CPU; null where they are the group's own.
+  std::shared_ptr<Collectives> host = nullptr;
+  std::shared_ptr<Record> record = nullptr; // of the world
 
   int64_t size() const {
     return static_cast<int64_t>(world_ranks.size());
@@ -68,9 +72,12 @@ class WorldImpl {
     return *record_;
   }
 
-  // See World::new_group.
+  // See World.
+  c10::Device device(const std::string& where, c10::DeviceType type) const;
   Group new_group(
-      std::span<const int64_t> world_ranks, const std::string& name);
+      std::span<const int64_t> world_ranks,
+      const std::string& name,
+      c10::DeviceType device);
   void* state_slot(std::type_index type, std::shared_ptr<void> (*make)());
 
   // Makes every group of this world fail on the peers that wait for this rank.
@@ -82,8 +89,15 @@ class WorldImpl {
 
  private:
   std::shared_ptr<GroupImpl> make_group(
-      std::vector<int64_t> world_ranks, const std::string& name);
-  void connect(GroupImpl& impl, GroupSetup group) const;
+      std::vector<int64_t> world_ranks,
+      const std::string& name,
+      c10::Device device);
+  struct Connection {
+    std::string backend_name;
+    std::unique_ptr<Collectives> collectives;
+  };
+  Connection connect(const GroupSetup& group) const;
+  Connection connect_on_cpu(GroupSetup group) const;
 
   WorldSetup setup_;
   // Makes groups; empty in a world of one.

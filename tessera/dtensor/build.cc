@@ -240,7 +240,7 @@ void wrap_fresh_results(
     const at::Tensor result = stack[i].toTensor();
     const bool wraps = !is_dtensor(result) &&
         result.layout() == c10::kStrided &&
-        result.device().type() == building->device_type();
+        result.device() == building->device();
     if (wraps && !aliases_an_input(result, inputs)) {
       const SpecPtr spec = intern(
           *building,

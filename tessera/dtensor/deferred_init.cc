@@ -32,8 +32,7 @@ void DeferredInit::materialise() {
   at::NoGradGuard no_grad;
   const World& world = spec_->mesh.world();
   const RandomState now = random_state(world);
-  local_ =
-      empty_local(spec_, at::TensorOptions().device(spec_->mesh.device_type()));
+  local_ = empty_local(spec_, at::TensorOptions().device(spec_->mesh.device()));
   const at::Tensor tensor = DTensorImpl::wrap(local_, spec_);
   for (const Initialiser& initialiser : initialisers_) {
     set_random_state(world, initialiser.before);

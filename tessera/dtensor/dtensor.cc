@@ -41,6 +41,19 @@ void require_plain(const at::Tensor& tensor, const char* operation) {
   }
 }
 
+void require_device(
+    const at::Tensor& tensor, const DeviceMesh& mesh, const char* operation) {
+  if (tensor.device() != mesh.device()) {
+    throw UsageError(fmt::format(
+        "{}: got a tensor on {}, {} is on {}; move it there with "
+        "to(mesh.device())",
+        operation,
+        tensor.device().str(),
+        mesh.str(),
+        mesh.device().str()));
+  }
+}
+
 // The value of the mesh's first rank reaches every rank, one axis after the
 // other.
 at::Tensor broadcast_from_first(
@@ -57,7 +70,8 @@ at::Tensor broadcast_from_first(
 void check_alike(const at::Tensor& own, const DeviceMesh& mesh) {
   const at::Tensor first = broadcast_from_first(own, mesh);
   const bool same = first.equal(own);
-  at::Tensor differing = at::empty({1}, at::kLong).fill_(same ? 0 : 1);
+  at::Tensor differing =
+      at::empty({1}, own.options().dtype(at::kLong)).fill_(same ? 0 : 1);
   for (int64_t axis = 0; axis < mesh.ndim(); ++axis) {
     if (mesh.size(axis) > 1) {
       mesh.group(axis).all_reduce(differing, ReduceOp::kSum)->wait();
@@ -133,6 +147,7 @@ at::Tensor distribute(
     const Placements& placements,
     const DistributeOptions& options) {
   require_plain(value, "distribute");
+  require_device(value, mesh, "distribute");
   AskerScope asker("distribute");
   const SpecPtr to =
       intern_contiguous(mesh, placements, value.sizes(), value.scalar_type());
@@ -154,6 +169,7 @@ at::Tensor from_local(
     const Placements& placements,
     std::optional<std::vector<int64_t>> global_sizes) {
   require_plain(local, "from_local");
+  require_device(local, mesh, "from_local");
   AskerScope asker("from_local");
   const std::vector<int64_t> sizes = global_sizes.has_value()
       ? std::move(*global_sizes)

@@ -12,18 +12,29 @@
 namespace tessera {
 namespace {
 
-constexpr c10::DispatchKeySet kBackendKeys =
-    c10::DispatchKeySet(c10::DispatchKey::PrivateUse2) |
-    c10::DispatchKeySet(c10::DispatchKey::AutocastCPU);
+// Our backend's key and the autocast key of the local device.
+constexpr c10::DispatchKeySet backend_keys(c10::DeviceType device) {
+  return c10::DispatchKeySet(c10::DispatchKey::PrivateUse2) |
+      c10::DispatchKeySet(
+             device == c10::kCUDA ? c10::DispatchKey::AutocastCUDA
+                                  : c10::DispatchKey::AutocastCPU);
+}
 
-constexpr c10::DispatchKeySet kKeys = kBackendKeys |
-    c10::DispatchKeySet(c10::DispatchKey::AutogradPrivateUse2) |
-    c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView);
+constexpr c10::DispatchKeySet all_keys(c10::DeviceType device) {
+  return backend_keys(device) |
+      c10::DispatchKeySet(c10::DispatchKey::AutogradPrivateUse2) |
+      c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView);
+}
+
+c10::DispatchKeySet keys_of(SpecPtr spec) {
+  return all_keys(spec->mesh.device_type());
+}
 
 // A tensor made in inference mode has neither autograd keys nor a version
 // counter; ours follows its local.
 c10::DispatchKeySet keys_like(const at::Tensor& local) {
-  return local.is_inference() ? kBackendKeys : kKeys;
+  const c10::DeviceType device = local.device().type();
+  return local.is_inference() ? backend_keys(device) : all_keys(device);
 }
 
 // TensorImpl's constructor wants a storage to take the device from; it is
@@ -40,15 +51,12 @@ c10::Storage device_storage() {
 
 } // namespace
 
-c10::DispatchKeySet dtensor_keys() {
-  return kKeys;
-}
-
 // The base gets the keys of an inference tensor, so that it makes no version
 // counter: ours is the local's.
 DTensorImpl::DTensorImpl(
     Uninitialised /*unused*/, c10::DispatchKeySet keys, caffe2::TypeMeta dtype)
-    : TensorImpl(TensorImpl::VIEW, device_storage(), kBackendKeys, dtype) {
+    : TensorImpl(
+          TensorImpl::VIEW, device_storage(), backend_keys(c10::kCPU), dtype) {
   storage_ = c10::Storage();
   key_set_ = keys;
   set_storage_access_should_throw();
@@ -57,7 +65,7 @@ DTensorImpl::DTensorImpl(
 void DTensorImpl::set_metadata(SpecPtr spec) {
   spec_ = spec;
   data_type_ = c10::scalarTypeToTypeMeta(spec->dtype);
-  device_opt_ = c10::Device(spec->mesh.device_type());
+  device_opt_ = spec->mesh.device();
   set_sizes_and_strides(spec->sizes, spec->strides);
 }
 
@@ -68,7 +76,7 @@ at::Tensor DTensorImpl::wrap(at::Tensor local, SpecPtr spec) {
 at::Tensor DTensorImpl::wrap_deferred(
     std::shared_ptr<DeferredInit> deferred, SpecPtr spec) {
   auto impl = c10::make_intrusive<DTensorImpl>(
-      Uninitialised{}, kKeys, c10::scalarTypeToTypeMeta(spec->dtype));
+      Uninitialised{}, keys_of(spec), c10::scalarTypeToTypeMeta(spec->dtype));
   impl->set_metadata(spec);
   impl->set_version_counter(c10::VariableVersion(0));
   impl->deferred_ = std::move(deferred);
@@ -156,7 +164,7 @@ const char* DTensorImpl::tensorimpl_type_name() const {
 DTensorPrototype::DTensorPrototype(SpecPtr spec) : spec_(spec) {
   impl_ = c10::make_intrusive<DTensorImpl>(
       DTensorImpl::Uninitialised{},
-      kKeys,
+      keys_of(spec),
       c10::scalarTypeToTypeMeta(spec->dtype));
   impl_->set_metadata(spec);
 }

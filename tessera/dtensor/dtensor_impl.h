@@ -12,17 +12,14 @@ namespace tessera {
 
 class DeferredInit;
 
-// The dispatch keys of every distributed tensor: our backend's, its autograd's,
-// and the autocast key of the local device.
-c10::DispatchKeySet dtensor_keys();
-
 // The tensor behind a distributed at::Tensor: global metadata outside, a plain
 // local tensor and an interned spec inside.
 //
-// It has no storage of its own. Its version counter is the local tensor's, so
-// that a write through either is seen by both; a shallow copy (data(),
-// detach()) has the counter that autograd gave it, and then writes bump the
-// local's counter as well.
+// Its dispatch keys are our backend's, its autograd's, and the autocast key of
+// the local device. It has no storage of its own. Its version counter is the
+// local tensor's, so that a write through either is seen by both; a shallow
+// copy (data(), detach()) has the counter that autograd gave it, and then
+// writes bump the local's counter as well.
 class DTensorImpl final : public c10::TensorImpl {
  public:
   // Wraps a local tensor of spec->local_sizes.

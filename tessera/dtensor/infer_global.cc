@@ -33,13 +33,13 @@ at::Tensor description(const at::Tensor& local) {
 // last axis first.
 std::vector<std::vector<int64_t>> gather(
     const at::Tensor& own, const DeviceMesh& mesh) {
-  at::Tensor all = own;
+  at::Tensor all = own.to(mesh.device());
   for (int64_t axis = mesh.ndim(); axis-- > 0;) {
     const int64_t ranks = mesh.size(axis);
     if (ranks == 1) {
       continue;
     }
-    at::Tensor out = at::empty({all.numel() * ranks}, at::kLong);
+    at::Tensor out = at::empty({all.numel() * ranks}, all.options());
     mesh.group(axis)
         .all_gather(
             all,
@@ -49,6 +49,7 @@ std::vector<std::vector<int64_t>> gather(
     all = out;
   }
   std::vector<std::vector<int64_t>> result;
+  all = all.to(c10::kCPU);
   const auto* data = all.const_data_ptr<int64_t>();
   for (int64_t begin = 0; begin < all.numel(); begin += kLength) {
     result.emplace_back(data + begin, data + begin + kLength);

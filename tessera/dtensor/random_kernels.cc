@@ -2,6 +2,7 @@
 #include <tessera/dtensor/random_kernels.h>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/ops/bernoulli.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -123,7 +124,7 @@ at::Tensor numbers(
   };
   wide ? fill(out.mutable_data_ptr<double>())
        : fill(out.mutable_data_ptr<float>());
-  return out;
+  return out.to(spec->mesh.device());
 }
 
 at::Tensor random_bits(SpecPtr spec, const RandomState& draw) {
@@ -133,7 +134,7 @@ at::Tensor random_bits(SpecPtr spec, const RandomState& draw) {
   for_each_row(spec, [&](int64_t global, int64_t position, int64_t count) {
     random_bits_row(philox, global, data + position, count);
   });
-  return out;
+  return out.to(spec->mesh.device());
 }
 
 // One call of a random operator: its arguments by position, this rank's part,
@@ -199,7 +200,7 @@ void native_dropout(RandomCall& call) {
   const bool train = call.value(2).isNone() || call.value(2).toBool();
   const at::Tensor kept = train
       ? call.uniform(at::kFloat).ge_(p).to(at::kBool)
-      : at::empty(input.sizes(), at::kBool).fill_(true);
+      : at::empty(input.sizes(), input.options().dtype(at::kBool)).fill_(true);
   at::Tensor output = train
       ? input.mul(kept).mul_(p == 1 ? 0.0 : 1.0 / (1.0 - p))
       : input.clone();
@@ -351,20 +352,36 @@ void run_random(const LocalCall& call, torch::jit::Stack& stack) {
   found->second(random);
 }
 
+namespace {
+
+at::Generator fresh_generator(c10::Device device, uint64_t seed) {
+  if (device.is_cpu()) {
+    return at::make_generator<at::CPUGeneratorImpl>(seed);
+  }
+  at::Generator generator = at::globalContext()
+                                .getAcceleratorHooksInterface(device.type())
+                                .getNewGenerator(device.index());
+  generator.set_current_seed(seed);
+  return generator;
+}
+
+} // namespace
+
 void run_seeded(const LocalCall& call, torch::jit::Stack& stack) {
   const RandomState state = draw(call.plan.mesh.world());
   const uint64_t seed = Philox(state.seed, state.scope, state.count).seed();
+  const c10::Device device = call.plan.mesh.device();
   if (call.info.generator_arg >= 0) {
     const size_t first = stack.size() - call.info.args.size();
     stack[first + static_cast<size_t>(call.info.generator_arg)] =
-        at::make_generator<at::CPUGeneratorImpl>(seed);
+        fresh_generator(device, seed);
     call.op.redispatchBoxed(call.keys, &stack);
     return;
   }
   // It takes libtorch's own generator, which the process's ranks share.
   static std::mutex one_rank_at_a_time;
   std::lock_guard<std::mutex> lock(one_rank_at_a_time);
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  at::Generator generator = at::globalContext().defaultGenerator(device);
   const at::Tensor before = generator.get_state();
   generator.set_current_seed(seed);
   call.op.redispatchBoxed(call.keys, &stack);

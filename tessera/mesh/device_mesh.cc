@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 #include <tessera/base/error.h>
+#include <tessera/comm/devices.h>
 #include <tessera/mesh/device_mesh.h>
 #include <tessera/mesh/device_mesh_impl.h>
 
@@ -11,6 +12,7 @@
 #include <mutex>
 #include <numeric>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 namespace tessera {
@@ -201,7 +203,7 @@ class MeshTable {
   const DeviceMeshImpl* insert(std::unique_ptr<DeviceMeshImpl> mesh) {
     const std::scoped_lock lock(mutex_);
     const auto [it, fresh] = meshes_.try_emplace(
-        key_of(mesh->axes, mesh->ranks, mesh->device), mesh.get());
+        key_of(mesh->axes, mesh->ranks, mesh->device.type()), mesh.get());
     if (fresh) {
       keep(mesh.release());
     }
@@ -212,12 +214,13 @@ class MeshTable {
   Group group(
       const World& world,
       const std::vector<int64_t>& ranks,
-      const std::string& name) {
+      const std::string& name,
+      c10::DeviceType device) {
     const std::scoped_lock lock(groups_mutex_);
-    auto it = groups_.find({name, ranks});
+    const std::tuple key(name, ranks, device);
+    auto it = groups_.find(key);
     if (it == groups_.end()) {
-      it = groups_.emplace(std::pair(name, ranks), world.new_group(ranks, name))
-               .first;
+      it = groups_.emplace(key, world.new_group(ranks, name, device)).first;
     }
     return it->second;
   }
@@ -244,7 +247,9 @@ class MeshTable {
   std::mutex mutex_;
   std::map<Key, DeviceMeshImpl*> meshes_;
   std::mutex groups_mutex_;
-  std::map<std::pair<std::string, std::vector<int64_t>>, Group> groups_;
+  std::
+      map<std::tuple<std::string, std::vector<int64_t>, c10::DeviceType>, Group>
+          groups_;
 };
 
 std::vector<int64_t> iota(int64_t count) {
@@ -257,8 +262,8 @@ void add_groups(DeviceMeshImpl& mesh, MeshTable& table) {
   for (size_t axis = 0; axis < mesh.axes.size(); ++axis) {
     const std::vector<int64_t> members =
         ranks_along(mesh.axes, mesh.ranks, mesh.coordinates, {axis});
-    mesh.groups.push_back(
-        table.group(mesh.world, members, mesh.axes[axis].name));
+    mesh.groups.push_back(table.group(
+        mesh.world, members, mesh.axes[axis].name, mesh.device.type()));
     mesh.backend_names.push_back(mesh.groups.back().backend_name());
   }
 }
@@ -332,6 +337,10 @@ const std::string& DeviceMesh::backend_name(int64_t axis) const {
 }
 
 c10::DeviceType DeviceMesh::device_type() const {
+  return impl_->device.type();
+}
+
+c10::Device DeviceMesh::device() const {
   return impl_->device;
 }
 
@@ -376,7 +385,8 @@ DeviceMesh make_mesh(
   mesh->ranks = iota(world.size());
   MeshTable& table = world.state<MeshTable>();
   mesh->coordinates = coordinates_of(mesh->axes, world.rank());
-  mesh->device = device;
+  mesh->device = world.device(device);
+  make_current(mesh->device);
   mesh->world = world.unowned();
   add_groups(*mesh, table);
   return DeviceMesh(table.insert(std::move(mesh)));
@@ -400,7 +410,8 @@ DeviceMesh describe_mesh(
   mesh->axes = axes;
   mesh->ranks = iota(known_product(axes));
   mesh->coordinates = coordinates_of(axes, rank);
-  mesh->device = device;
+  mesh->device = c10::Device(
+      device, static_cast<c10::DeviceIndex>(device == c10::kCPU ? -1 : 0));
   for (const Axis& axis : axes) {
     mesh->backend_names.push_back(axis.size == 1 ? "single" : backend_name);
   }

@@ -48,8 +48,9 @@ class DeviceMesh {
     return group(axis_index(axis));
   }
   const std::string& backend_name(
-      int64_t axis) const; // of the axis's group: "shm", "gloo", "single"
+      int64_t axis) const; // of the axis's group: "shm", "nccl", "single"
   c10::DeviceType device_type() const;
+  c10::Device device() const; // this rank's, where its tensors lie
   uint64_t id() const; // unique in the process, never reused
   // This rank's sub-mesh along those axes, in that order; it shares their
   // groups. Not collective. Throws UsageError.
@@ -72,7 +73,11 @@ class DeviceMesh {
 
 // A mesh over all ranks of the world, row-major. The product of the axis sizes
 // must be world.size(); one size may be -1 and is inferred. Collective over the
-// world. Throws UsageError.
+// world. Meshes of one world may lie on different devices; each has groups of
+// its own, whose backend the device chooses. On `cuda` each rank takes the GPU
+// of its local rank's number (the only one, if its process sees one), which
+// becomes the calling thread's current device. Throws UsageError, also where
+// there is no GPU or ranks would share one.
 DeviceMesh make_mesh(
     const World& world,
     const std::vector<Axis>& axes,

@@ -21,7 +21,7 @@ class DeviceMeshImpl {
   std::vector<int64_t> ranks; // row-major over axes
   std::vector<int64_t> coordinates; // of this rank
   std::vector<std::string> backend_names; // per axis
-  c10::DeviceType device = c10::kCPU;
+  c10::Device device = c10::kCPU; // this rank's
   World world; // owns nothing; empty when the world has ended
   std::vector<Group> groups; // per axis; empty when the world has ended
   mutable SpecTable specs;

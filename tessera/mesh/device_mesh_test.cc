@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <tessera/comm/devices.h>
 #include <tessera/comm/run_ranks.h>
 #include <tessera/mesh/device_mesh.h>
 #include <tessera/mesh/tensor_spec.h>
@@ -172,6 +173,36 @@ TEST(DeviceMesh, KnowsTheBackendOfEveryAxis) {
   RunRanksOptions gloo;
   gloo.backend = "gloo";
   run_ranks(2, check, gloo);
+}
+
+TEST(DeviceMesh, LiesOnTheCpuUnlessToldOtherwise) {
+  run_ranks(2, [](World world) {
+    const DeviceMesh mesh = make_mesh(world, {{"dp", 2}});
+    EXPECT_EQ(mesh.device(), c10::Device(c10::kCPU));
+    EXPECT_EQ(mesh.group("dp").device(), c10::Device(c10::kCPU));
+  });
+  const DeviceMesh imagined = describe_mesh({{"dp", 2}}, 0, "nccl", c10::kCUDA);
+  EXPECT_EQ(imagined.device(), c10::Device(c10::kCUDA, 0));
+}
+
+TEST(DeviceMesh, OnGpusThatAreNotThereIsAnErrorAndTheWorldLivesOn) {
+  if (see_devices(c10::kCUDA, 0).count > 0) {
+    GTEST_SKIP() << "this machine has a GPU";
+  }
+  run_ranks(2, [](World world) {
+    EXPECT_THAT(
+        usage_error([&] {
+          make_mesh(world, {{"dp", 2}}, c10::kCUDA);
+        }),
+        HasSubstr("got device cuda"));
+    EXPECT_THAT(
+        usage_error([&] {
+          make_mesh(world, {{"dp", 2}}, c10::kXPU);
+        }),
+        HasSubstr("expected cpu or cuda"));
+    const DeviceMesh mesh = make_mesh(world, {{"dp", 2}});
+    mesh.group("dp").barrier()->wait();
+  });
 }
 
 TEST(DeviceMesh, StaysReadableWhenItsWorldHasEnded) {

@@ -11,6 +11,7 @@ namespace {
 // reduce_scatter and an all_gather over either backend.
 constexpr LinkCost kShm{10, 2.4, 4.8, 4.8, 4.8};
 constexpr LinkCost kGloo{150, 1.0, 2.0, 2.0, 2.0};
+constexpr LinkCost kNccl{30, 50, 100, 100, 100}; // assumed: GPUs of one machine
 constexpr LinkCost kSingle{0, 10, 10, 10, 10};
 
 constexpr double kCopyLatencyUs = 1;
@@ -44,6 +45,9 @@ double bandwidth(const LinkCost& link, CollectiveKind kind) {
 const LinkCost& CostModel::link_for(const std::string& backend_name) {
   if (backend_name == "shm") {
     return kShm;
+  }
+  if (backend_name == "nccl") {
+    return kNccl;
   }
   return backend_name == "single" ? kSingle : kGloo;
 }

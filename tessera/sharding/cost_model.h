@@ -28,8 +28,8 @@ class CostModel {
   // The same costs on every axis, whatever its backend: measured ones.
   explicit CostModel(const LinkCost& every_link) : every_link_(every_link) {}
 
-  // Constants by the backend's name ("shm", "gloo", "single"; others count as
-  // gloo), until costs are measured and agreed once per world.
+  // Constants by the backend's name ("shm", "gloo", "nccl", "single"; others
+  // count as gloo), until costs are measured and agreed once per world.
   static const LinkCost& link_for(const std::string& backend_name);
 
   // Microseconds of one collective on an axis; `bytes` as in CollectiveEvent.

@@ -21,11 +21,13 @@ struct FailedCall {
   bool message = false; // a send or recv, which only the suspect answers
 };
 
-// Turns what gloo threw into an error of ours that names who is behind it. One
-// per group; it outlives the group where messages of it do. Thread-safe.
-class GlooFailure {
+// Turns what a backend of libtorch threw into an error of ours that names who
+// is behind it. One per group; it outlives the group where messages of it do.
+// Thread-safe.
+class PeerFailure {
  public:
-  explicit GlooFailure(const GroupSetup& setup);
+  // `backend`: whose words are quoted, "gloo".
+  PeerFailure(const GroupSetup& setup, std::string backend);
 
   // TimeoutError or PeerError. May block for two seconds, see PeerWatch::find.
   std::exception_ptr explain(
@@ -45,6 +47,7 @@ class GlooFailure {
   std::shared_ptr<PeerWatch> peers_;
   std::vector<int64_t> world_ranks_;
   uint64_t group_;
+  std::string backend_;
   std::chrono::milliseconds timeout_;
   mutable std::mutex mutex_; // of all below
   std::set<c10d::Work*> messages_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 #include <tessera/base/error.h>
-#include <tessera/comm/gloo_failure.h>
+#include <tessera/comm/peer_failure.h>
 #include <tessera/comm/rendezvous.h>
 
 #include <algorithm>
@@ -34,13 +34,14 @@ void stop_transfer(c10d::Work& transfer) {
   }
 }
 
-GlooFailure::GlooFailure(const GroupSetup& setup)
+PeerFailure::PeerFailure(const GroupSetup& setup, std::string backend)
     : peers_(setup.peers),
       world_ranks_(setup.world_ranks),
       group_(hash_of(setup.id)),
+      backend_(std::move(backend)),
       timeout_(setup.timeout) {}
 
-std::exception_ptr GlooFailure::explain(
+std::exception_ptr PeerFailure::explain(
     const FailedCall& call, const std::exception& error) const {
   const std::string what = brief(error);
   const bool timed_out = is_timeout(what);
@@ -67,27 +68,27 @@ std::exception_ptr GlooFailure::explain(
   }
   const std::string limit =
       timed_out ? fmt::format("timeout of {} ms; ", timeout_.count()) : "";
-  const std::string text =
-      fmt::format("{}: {} ({}gloo: {})", call.where, culprit.text, limit, what);
+  const std::string text = fmt::format(
+      "{}: {} ({}{}: {})", call.where, culprit.text, limit, backend_, what);
   return culprit.late ? std::make_exception_ptr(TimeoutError(text))
                       : std::make_exception_ptr(PeerError(text));
 }
 
-std::string GlooFailure::end_of(int64_t world_rank) const {
+std::string PeerFailure::end_of(int64_t world_rank) const {
   return peers_->find(world_ranks_, world_rank, false, {}).text;
 }
 
-bool GlooFailure::in_group(int64_t world_rank) const {
+bool PeerFailure::in_group(int64_t world_rank) const {
   return std::ranges::find(world_ranks_, world_rank) != world_ranks_.end();
 }
 
-void GlooFailure::note(CollectiveKind kind, uint64_t seq) const {
+void PeerFailure::note(CollectiveKind kind, uint64_t seq) const {
   if (peers_) {
     peers_->note(kind, {.group = group_, .seq = seq});
   }
 }
 
-void GlooFailure::add_message(c10d::Work* work) {
+void PeerFailure::add_message(c10d::Work* work) {
   const std::scoped_lock lock(mutex_);
   messages_.insert(work);
   if (!stopped_.empty()) {
@@ -95,12 +96,12 @@ void GlooFailure::add_message(c10d::Work* work) {
   }
 }
 
-void GlooFailure::remove_message(c10d::Work* work) {
+void PeerFailure::remove_message(c10d::Work* work) {
   const std::scoped_lock lock(mutex_);
   messages_.erase(work);
 }
 
-void GlooFailure::stop_messages(const std::string& reason) {
+void PeerFailure::stop_messages(const std::string& reason) {
   const std::scoped_lock lock(mutex_);
   stopped_ = stopped_.empty() ? reason : stopped_;
   for (c10d::Work* work : messages_) {
@@ -108,7 +109,7 @@ void GlooFailure::stop_messages(const std::string& reason) {
   }
 }
 
-std::string GlooFailure::stopped() const {
+std::string PeerFailure::stopped() const {
   const std::scoped_lock lock(mutex_);
   return stopped_;
 }
