@@ -254,6 +254,8 @@ at::Tensor Collectives::allocate(
 
 WorkPtr Collectives::with_peers(
     std::span<const at::Tensor> /*lent*/,
+    // As those that keep it take it.
+    // NOLINTNEXTLINE(performance-unnecessary-value-param)
     std::function<void(PeerBuffers)> /*body*/) {
   throw UsageError(
       "with_peers: got a backend whose ranks cannot use each other's memory, "
@@ -439,6 +441,7 @@ WorkPtr Group::with_peers(
     for (const at::Tensor& tensor : lent) {
       places.push_back(static_cast<std::byte*>(tensor.mutable_data_ptr()));
     }
+    buffers.reserve(places.size());
     for (std::byte* const& place : places) {
       buffers.emplace_back(&place, 1);
     }

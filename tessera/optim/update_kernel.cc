@@ -23,7 +23,7 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kBlock = 512;
+constexpr int64_t kBlock = 2048;
 // Ranges whose copies are larger than this go past the caches.
 constexpr int64_t kStreamedBytes = int64_t{1} << 20;
 
