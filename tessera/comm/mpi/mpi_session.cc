@@ -94,29 +94,40 @@ void Session::wait(MPI_Request& request, const std::string& where) const {
 std::vector<std::string> Session::exchange(const std::string& own) {
   const std::string where =
       fmt::format("init [rank {}/{}]: MPI_Iallgather", rank_, size_);
-  std::array<char, kRecord> given{};
-  own.copy(given.data(), kRecord - 1);
-  std::vector<char> all(static_cast<std::size_t>(size_) * kRecord);
+  struct Texts {
+    std::array<char, kRecord> given{};
+    std::vector<char> all;
+  };
+  auto texts = std::make_unique<Texts>();
+  own.copy(texts->given.data(), kRecord - 1);
+  texts->all.resize(static_cast<std::size_t>(size_) * kRecord);
   MPI_Request request = MPI_REQUEST_NULL;
   {
     const MpiTurn turn;
     const int code = MPI_Iallgather(
-        given.data(),
+        texts->given.data(),
         kRecord,
         MPI_CHAR,
-        all.data(),
+        texts->all.data(),
         kRecord,
         MPI_CHAR,
         communicator_,
         &request);
     check_mpi(code, where);
   }
-  wait(request, where);
-  std::vector<std::string> texts;
-  for (std::size_t begin = 0; begin < all.size(); begin += kRecord) {
-    texts.emplace_back(&all[begin], strnlen(&all[begin], kRecord - 1));
+  try {
+    wait(request, where);
+  } catch (...) { // MPI may still read and write there, and cannot be stopped
+    static auto* abandoned = new std::vector<std::unique_ptr<Texts>>;
+    abandoned->push_back(std::move(texts));
+    throw;
   }
-  return texts;
+  std::vector<std::string> received;
+  for (std::size_t begin = 0; begin < texts->all.size(); begin += kRecord) {
+    const char* text = &texts->all[begin];
+    received.emplace_back(text, strnlen(text, kRecord - 1));
+  }
+  return received;
 }
 
 // Making a communicator blocks without a limit, so the ranks meet at the store
