@@ -362,12 +362,12 @@ void BucketedGradients::make_buckets(
   std::vector<std::pair<FlatKind, std::vector<size_t>>> kinds;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const TensorSpec& spec = *spec_of(parameters[i]);
-    FlatKind kind =
+    const FlatKind kind =
         flat_kind(spec, gradients[i], find_axis(spec.mesh, options_.axis));
     auto found = std::ranges::find(
         kinds, kind, [](const auto& entry) { return entry.first; });
     if (found == kinds.end()) {
-      found = kinds.insert(found, {std::move(kind), {}});
+      found = kinds.insert(found, {kind, {}});
     }
     found->second.push_back(i);
   }
@@ -431,7 +431,8 @@ Group BucketedGradients::group_of(const DeviceMesh& mesh, int64_t axis) {
   auto own = own_groups_.find(key);
   if (own == own_groups_.end()) {
     const Group group =
-        mesh.world().new_group(shared.world_ranks(), shared.name());
+        mesh.world().new_group(
+            shared.world_ranks(), shared.name(), mesh.device().type());
     own = own_groups_.emplace(key, group.background()).first;
   }
   return own->second;

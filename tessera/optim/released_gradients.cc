@@ -128,7 +128,7 @@ void ReleasedGradients::take(size_t slot) {
   const c10::NoGradGuard no_grad;
   Share& share = shares_[slot];
   at::Tensor parameter = slots_[slot].parameter;
-  const at::Tensor gradient = parameter.grad();
+  const at::Tensor& gradient = parameter.grad();
   if (!gradient.defined()) {
     note_dropped(slot);
     return;

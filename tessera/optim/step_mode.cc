@@ -51,6 +51,7 @@ void require_fitting_state(
     const ParameterState& state) {
   const std::vector<StateField> fields = state_fields(rule, options);
   std::vector<std::string> expected;
+  expected.reserve(fields.size());
   for (const StateField& field : fields) {
     expected.emplace_back(field.name);
   }

@@ -101,8 +101,7 @@ MpiGroup::~MpiGroup() {
     finish_pending();
   }
   if (in_order && !dead_ && pending_.empty()) {
-    const MpiTurn turn;
-    MPI_Comm_free(&communicator_);
+    free_communicator(communicator_);
   }
   bury(std::move(pending_));
 }

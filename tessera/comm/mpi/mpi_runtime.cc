@@ -173,6 +173,15 @@ bool mpi_has_one_thread() {
   return runtime().has_one_thread;
 }
 
+void free_communicator(MPI_Comm& communicator) noexcept {
+  try {
+    const MpiTurn turn;
+    MPI_Comm_free(&communicator);
+  } catch (const std::exception&) {
+    return; // MPI frees it when it ends
+  }
+}
+
 void count_mpi_session(int change) {
   Runtime& own = runtime();
   const std::scoped_lock lock(own.mutex);

@@ -28,6 +28,10 @@ bool mpi_is_running();
 // Whether only the thread that initialised MPI may call it.
 bool mpi_has_one_thread();
 
+// Frees it, for destructors. On a thread that may not call MPI it stays until
+// MPI ends.
+void free_communicator(MPI_Comm& communicator) noexcept;
+
 // Worlds that are open count when the process ends. Called when one opens and
 // closes.
 void count_mpi_session(int change);

@@ -42,8 +42,7 @@ class Session : public MpiSession,
   ~Session() override {
     count_mpi_session(-1);
     if (mpi_is_running() && std::uncaught_exceptions() == 0) {
-      const MpiTurn turn;
-      MPI_Comm_free(&communicator_);
+      free_communicator(communicator_);
     }
   }
 
