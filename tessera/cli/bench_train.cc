@@ -102,7 +102,16 @@ std::pair<std::string, std::vector<std::string>> mode_of(
         text,
         fmt::join(known, ", ")));
   }
-  return {name, words_of(options)};
+  const std::vector<std::string> words = words_of(options);
+  if (std::ranges::any_of(words, [](const std::string& word) {
+        return word.starts_with("--grad-accum");
+      })) {
+    throw UsageError(fmt::format(
+        "--mode {}: got --grad-accum, which makes steps of more tokens than "
+        "the others'; leave it out",
+        name));
+  }
+  return {name, words};
 }
 
 std::vector<std::string> own_training(const std::vector<std::string>& mode) {

@@ -129,6 +129,10 @@ TEST(BenchTrain, SaysWhatAModeAPeerAndAModelLookLike) {
       [&] { contestants_of(options); },
       ThrowsMessage<UsageError>(
           AllOf(HasSubstr("'fast'"), HasSubstr("reduce-scatter"))));
+  options.modes = {"many=--zero 1 --grad-accum 4"};
+  EXPECT_THAT(
+      [&] { contestants_of(options); },
+      ThrowsMessage<UsageError>(HasSubstr("--mode many: got --grad-accum")));
   options.modes = {};
   for (const char* peer : {"python3", "=python3", "ddp="}) {
     options.peers = {peer};
