@@ -309,6 +309,8 @@ class Sequence {
     return reduced(group.size(), n, dtype, op, world_.size() - group.size());
   }
 
+  void start_all_to_all(
+      const Group& group, at::ScalarType dtype, const Counts& counts);
   void start(
       const Group& group,
       CollectiveKind kind,
@@ -351,6 +353,25 @@ class Sequence {
   std::vector<Group> groups_;
   std::vector<Pending> pending_;
 };
+
+// Rank r gives everybody counts[r].
+void Sequence::start_all_to_all(
+    const Group& group, at::ScalarType dtype, const Counts& counts) {
+  const int64_t size = group.size();
+  const auto own_count = counts[static_cast<std::size_t>(group.rank())];
+  std::vector<at::Tensor> parts;
+  for (int64_t rank = 0; rank < size; ++rank) {
+    const auto count = counts[static_cast<std::size_t>(rank)];
+    parts.push_back(brought(group, rank, count * size, dtype)
+                        .narrow(0, group.rank() * count, count));
+  }
+  const auto in =
+      place(group, brought(group, group.rank(), own_count * size, dtype));
+  const auto out = room(group, total(counts), dtype);
+  const Counts gives(static_cast<std::size_t>(size), own_count);
+  expect(
+      group, group.all_to_all(in, out, gives, counts), in, out, at::cat(parts));
+}
 
 void Sequence::start(
     const Group& group,
@@ -396,23 +417,8 @@ void Sequence::start(
       return expect(
           group, group.all_gather(in, out, counts), in, out, at::cat(parts));
     }
-    case CollectiveKind::kAllToAll: { // rank r gives everybody counts[r]
-      for (int64_t rank = 0; rank < size; ++rank) {
-        const auto count = counts[static_cast<std::size_t>(rank)];
-        parts.push_back(brought(group, rank, count * size, dtype)
-                            .narrow(0, group.rank() * count, count));
-      }
-      const auto in =
-          place(group, brought(group, group.rank(), own_count * size, dtype));
-      const auto out = room(group, sum, dtype);
-      const Counts gives(static_cast<std::size_t>(size), own_count);
-      return expect(
-          group,
-          group.all_to_all(in, out, gives, counts),
-          in,
-          out,
-          at::cat(parts));
-    }
+    case CollectiveKind::kAllToAll:
+      return start_all_to_all(group, dtype, counts);
     default: {
       const auto from =
           static_cast<int64_t>(root % static_cast<uint64_t>(size));

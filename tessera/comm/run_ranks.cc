@@ -165,7 +165,8 @@ bool await(Run& run, const RunRanksOptions& options) {
       rank.world->abort(kDeadlinePassed);
     }
   }
-  run.changed.wait_for(lock, kGrace * kSlowness, [&] { return run.all_done(); });
+  run.changed.wait_for(
+      lock, kGrace * kSlowness, [&] { return run.all_done(); });
   return true;
 }
 

@@ -430,9 +430,8 @@ Group BucketedGradients::group_of(const DeviceMesh& mesh, int64_t axis) {
   }
   auto own = own_groups_.find(key);
   if (own == own_groups_.end()) {
-    const Group group =
-        mesh.world().new_group(
-            shared.world_ranks(), shared.name(), mesh.device().type());
+    const Group group = mesh.world().new_group(
+        shared.world_ranks(), shared.name(), mesh.device().type());
     own = own_groups_.emplace(key, group.background()).first;
   }
   return own->second;

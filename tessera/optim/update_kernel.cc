@@ -50,13 +50,13 @@ struct UpdateLoop {
     TESSERA_INDEPENDENT
     for (int64_t i = 0; i < count; ++i) {
       update::States<T> state{};
-      for (int s = 0; s < Functor::kStates; ++s) {
+      for (std::size_t s = 0; s < std::size_t{Functor::kStates}; ++s) {
         state[s] = states[s][i];
       }
       T p = value[i];
       step(p, gradient[i] * factor, state);
       value[i] = p;
-      for (int s = 0; s < Functor::kStates; ++s) {
+      for (std::size_t s = 0; s < std::size_t{Functor::kStates}; ++s) {
         states[s][i] = state[s];
       }
     }
@@ -83,7 +83,7 @@ class Walk {
   Walk(
       const UpdateRange& range,
       const UpdateStep& step,
-      int states,
+      std::size_t states,
       Update<T> update)
       : range_(range),
         step_(step),

@@ -97,8 +97,12 @@ MpiGroup::MpiGroup(
 
 MpiGroup::~MpiGroup() {
   const bool in_order = mpi_is_running() && std::uncaught_exceptions() == 0;
-  if (in_order) {
-    finish_pending();
+  try {
+    if (in_order) {
+      finish_pending();
+    }
+  } catch (const std::exception&) {
+    dead_ = true; // this thread may not call MPI
   }
   if (in_order && !dead_ && pending_.empty()) {
     free_communicator(communicator_);
