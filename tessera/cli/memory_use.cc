@@ -3,6 +3,7 @@
 #include <tessera/cli/memory_use.h>
 
 #include <fstream>
+#include <limits>
 #include <string>
 #include <string_view>
 
@@ -35,6 +36,13 @@ bool reset_peak_resident() {
   std::ofstream clear("/proc/self/clear_refs");
   clear << "5" << std::flush; // proc(5): resets the peak resident set size
   return static_cast<bool>(clear);
+}
+
+void keep_freed_memory() {
+  constexpr int kLargestMmapThreshold = 32 << 20; // that glibc accepts
+  mallopt(M_MMAP_THRESHOLD, kLargestMmapThreshold);
+  mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
+  mallopt(M_TOP_PAD, kLargestMmapThreshold);
 }
 
 } // namespace tessera::cli

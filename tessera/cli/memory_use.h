@@ -12,4 +12,9 @@ double peak_resident_mib();
 // back what it keeps. False where the system forbids it.
 bool reset_peak_resident();
 
+// From now on the allocator keeps what is freed: a training step frees and
+// allocates the same tensors as the one before, and pages that went back to the
+// system would be fetched and cleared anew, one fault each.
+void keep_freed_memory();
+
 } // namespace tessera::cli

@@ -2,6 +2,7 @@
 #include <tessera/base/error.h>
 #include <tessera/cli/compare.h>
 #include <tessera/cli/local_ranks.h>
+#include <tessera/cli/memory_use.h>
 #include <tessera/cli/train.h>
 #include <tessera/cli/train_blocks.h>
 #include <tessera/cli/train_command.h>
@@ -29,6 +30,7 @@ int run_train(const TrainOptions& options) {
   if (!launched_world_size() && plan.ranks > 1) {
     return run_self_on_ranks(plan.ranks);
   }
+  keep_freed_memory();
   if (options.blocks) {
     train_in_blocks(plan, std::cin, std::cout);
     return 0;
