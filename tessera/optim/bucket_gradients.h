@@ -35,7 +35,8 @@ at::Tensor view_like(
 at::Tensor placed_gradient(const BucketSlot& slot, const at::Tensor& gradient);
 
 // The unreduced gradients of one bucket: how they get from `p.grad()` into a
-// flat buffer, and what `p.grad()` is afterwards.
+// flat buffer, and what `p.grad()` is afterwards. The buffer's dtype may differ
+// from the parameters'.
 class BucketGradients {
  public:
   BucketGradients() = default;
@@ -73,7 +74,10 @@ class BucketGradients {
 // Stage 1: `p.grad()` becomes a view of the buffer once it is there, so that
 // further backward passes accumulate in place, and stays the unreduced Partial.
 std::unique_ptr<BucketGradients> make_kept_gradients(
-    const std::vector<BucketSlot>& slots, int64_t size, const Group* group);
+    const std::vector<BucketSlot>& slots,
+    c10::ScalarType dtype,
+    int64_t size,
+    const Group* group);
 
 // Buffers that buckets use in turn while their gradients are unreduced. Each is
 // as large as the largest bucket of its dtype that was announced.
@@ -100,6 +104,7 @@ class FlatBufferPool {
 // that accumulate.
 std::unique_ptr<BucketGradients> make_released_gradients(
     const std::vector<BucketSlot>& slots,
+    c10::ScalarType dtype,
     int64_t size,
     const Group* group,
     std::shared_ptr<FlatBufferPool> pool);

@@ -183,7 +183,8 @@ void BucketedGradients::prepare(const std::vector<at::Tensor>& parameters) {
 }
 
 const GradientSummary& BucketedGradients::agree(
-    const std::vector<at::Tensor>& parameters) {
+    const std::vector<at::Tensor>& parameters,
+    const GradientQuestion& question) {
   const std::scoped_lock lock(mutex_);
   const AskerScope asker(kAsker);
   prepare(parameters);
@@ -196,7 +197,7 @@ const GradientSummary& BucketedGradients::agree(
   };
   const bool changed = take_all();
   seen_present_ = present_here(parameters);
-  exchange(parameters, std::nullopt, changed);
+  exchange(parameters, question, changed);
   if (place_new(parameters)) {
     take_all();
   }
@@ -205,17 +206,17 @@ const GradientSummary& BucketedGradients::agree(
 
 const GradientSummary& BucketedGradients::reduce(
     const std::vector<at::Tensor>& parameters,
-    std::optional<double> norm_type) {
+    const GradientQuestion& question) {
   const std::scoped_lock lock(mutex_);
   const AskerScope asker(kAsker);
   prepare(parameters);
   const bool is_first = !std::exchange(is_reduced_, true);
   const bool changed = reduce_buckets(is_first);
   seen_present_ = present_here(parameters);
-  if (is_first || changed || (norm_type && summary_.norm_type != norm_type)) {
-    exchange(parameters, norm_type, changed);
+  if (is_first || changed || !summary_.answers(question)) {
+    exchange(parameters, question, changed);
     if (place_new(parameters)) {
-      exchange(parameters, norm_type, reduce_buckets(false));
+      exchange(parameters, question, reduce_buckets(false));
     }
   }
   return summary_;
@@ -274,39 +275,29 @@ BucketStatistics BucketedGradients::statistics() const {
   return statistics;
 }
 
-double BucketedGradients::norm_power(double norm_type) const {
-  NormSum sum(norm_type);
-  for (const auto& bucket : buckets_) {
-    if (bucket->kind().is_first_copy() && bucket->part().size() > 0) {
-      sum.add(bucket->reduced(bucket->part()));
-    }
-  }
-  return sum.value();
-}
-
-// One all_reduce carries the norm, whether anything has changed, and the
-// presence of each gradient.
+// One all_reduce carries norms, whether anything has changed, and the presence
+// of each gradient.
 void BucketedGradients::exchange(
     const std::vector<at::Tensor>& parameters,
-    std::optional<double> norm_type,
+    const GradientQuestion& question,
     bool changed) {
-  std::vector<double> values{
-      norm_type ? norm_power(*norm_type) : 0, changed ? 1.0 : 0.0};
-  values.insert(values.end(), seen_present_.begin(), seen_present_.end());
-  const bool is_max = norm_type && std::isinf(*norm_type);
-  if (!parameters.empty()) {
-    all_reduce_values(
-        spec_of(parameters.front())->mesh.world(),
-        values,
-        is_max ? ReduceOp::kMax : ReduceOp::kSum);
+  if (parameters.empty()) {
+    return;
   }
-  summary_.present.assign(parameters.size(), false);
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    summary_.present[i] = values[i + 2] > 0;
+  std::vector<GradientPlace> places;
+  places.reserve(parameters.size());
+  for (const at::Tensor& parameter : parameters) {
+    const Place place = place_of(parameter);
+    places.push_back({place.bucket, place.slot});
   }
-  summary_.reduction += values[1] > 0 ? 1 : 0;
-  summary_.norm_type = norm_type;
-  summary_.norm = norm_type ? NormSum::norm_of(values.front(), *norm_type) : 0;
+  summarize(
+      spec_of(parameters.front())->mesh.world(),
+      question,
+      buckets_,
+      places,
+      seen_present_,
+      changed,
+      summary_);
 }
 
 // Makes buckets of the parameters that have a gradient somewhere and no bucket.
@@ -362,8 +353,9 @@ void BucketedGradients::make_buckets(
   std::vector<std::pair<FlatKind, std::vector<size_t>>> kinds;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const TensorSpec& spec = *spec_of(parameters[i]);
-    const FlatKind kind =
+    FlatKind kind =
         flat_kind(spec, gradients[i], find_axis(spec.mesh, options_.axis));
+    kind.gradient_dtype = options_.precision.gradient_dtype(spec.dtype);
     auto found = std::ranges::find(
         kinds, kind, [](const auto& entry) { return entry.first; });
     if (found == kinds.end()) {
@@ -406,10 +398,11 @@ void BucketedGradients::make_buckets(
         [this](const DeviceMesh& mesh, int64_t axis) {
           return group_of(mesh, axis);
         },
-        [this](const auto& slots, int64_t size, const Group* group) {
+        [&](const auto& slots, int64_t size, const Group* group) {
+          const c10::ScalarType dtype = content.kind->gradient_dtype;
           return options_.stage > 1 && group != nullptr
-              ? make_released_gradients(slots, size, group, pool_)
-              : make_kept_gradients(slots, size, group);
+              ? make_released_gradients(slots, dtype, size, group, pool_)
+              : make_kept_gradients(slots, dtype, size, group);
         }));
     arrived_.emplace_back(members.size(), false);
     has_begun_.push_back(false);

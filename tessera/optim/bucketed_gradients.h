@@ -4,6 +4,8 @@
 #include <ATen/core/Tensor.h>
 #include <tessera/optim/flat_bucket.h>
 #include <tessera/optim/gradient_hooks.h>
+#include <tessera/optim/gradient_summary.h>
+#include <tessera/optim/precision.h>
 #include <tessera/optim/sharded_optimizer.h>
 
 #include <cstdint>
@@ -23,14 +25,7 @@ struct BucketOptions {
   // Of ZeRO. 2: unreduced gradients are given up as soon as their bucket is
   // reduced, in every backward.
   int stage;
-};
-
-// What the ranks know together after a reduction.
-struct GradientSummary {
-  std::vector<bool> present; // some rank has a gradient of the parameter
-  std::optional<double> norm_type;
-  double norm = 0;
-  int64_t reduction = 0; // counts changes of the reduced gradients
+  Precision precision;
 };
 
 // The gradients of an optimizer's parameters in buckets, from autograd's hooks
@@ -60,17 +55,19 @@ class BucketedGradients final
   void watch(const std::vector<at::Tensor>& parameters);
 
   // Reduces the gradients once for each update, and again those that have been
-  // written to since; agrees on which parameters have one and, if asked for, on
-  // the norm of all. The list of parameters is alike on all ranks, and so are
-  // writes to gradients after the backward that made them. Collective over the
-  // world. Blocks.
+  // written to since; agrees on which parameters have one and on what else is
+  // asked for. The list of parameters is alike on all ranks, and so are writes
+  // to gradients after the backward that made them. Collective over the world.
+  // Blocks.
   const GradientSummary& reduce(
       const std::vector<at::Tensor>& parameters,
-      std::optional<double> norm_type);
+      const GradientQuestion& question);
 
   // The same without reducing anything, for who reads unreduced gradients
   // himself; not after a reduction since the last update.
-  const GradientSummary& agree(const std::vector<at::Tensor>& parameters);
+  const GradientSummary& agree(
+      const std::vector<at::Tensor>& parameters,
+      const GradientQuestion& question);
   bool is_reduced() const { // since the last update
     return is_reduced_;
   }
@@ -115,7 +112,7 @@ class BucketedGradients final
   bool reduce_buckets(bool all);
   void exchange(
       const std::vector<at::Tensor>& parameters,
-      std::optional<double> norm_type,
+      const GradientQuestion& question,
       bool changed);
   std::vector<bool> present_here(
       const std::vector<at::Tensor>& parameters) const;
@@ -123,7 +120,6 @@ class BucketedGradients final
   void make_buckets(
       const std::vector<at::Tensor>& parameters,
       const std::vector<Placements>& gradients);
-  double norm_power(double norm_type) const;
   Group group_of(const DeviceMesh& mesh, int64_t axis);
 
   BucketOptions options_;

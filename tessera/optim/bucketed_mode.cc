@@ -6,12 +6,13 @@
 //   some rank, and the norm if somebody clips.
 //   2. update: this rank's part of each buffer, in as few kernel calls as there
 //   are runs of neighbours with the same options and the same count of steps.
-//   Clipping is a factor that this pass multiplies with.
+//   Clipping and the loss scale are a factor and a limit of this pass; a step
+//   of scaled gradients that are not all finite ends before it.
 //   3. gather: one all_gather per buffer, begun as soon as its part is updated.
-#include <ATen/ops/zeros_like.h>
 #include <tessera/base/error.h>
 #include <tessera/comm/record.h>
 #include <tessera/dtensor/dtensor.h>
+#include <tessera/optim/bucket_state.h>
 #include <tessera/optim/bucketed_gradients.h>
 #include <tessera/optim/flat_state.h>
 #include <tessera/optim/global_norm.h>
@@ -20,7 +21,9 @@
 #include <tessera/optim/update_kernel.h>
 
 #include <algorithm>
-#include <array>
+#include <cmath>
+#include <iterator>
+#include <limits>
 #include <span>
 #include <unordered_map>
 #include <utility>
@@ -29,33 +32,44 @@
 namespace tessera {
 namespace {
 
-using torch::optim::OptimizerParamGroup;
-
 // The optimizer's parameters, each once, in the order of the groups.
 struct Listed {
+  const ParamGroups& groups;
   std::vector<at::Tensor> parameters;
-  std::unordered_map<c10::TensorImpl*, const OptimizerParamGroup*> groups;
+  std::vector<size_t> group_of; // of each parameter
   std::unordered_map<c10::TensorImpl*, size_t> indices;
+
+  const ParamOptions& options_of(size_t parameter) const {
+    return groups[group_of[parameter]].options();
+  }
 };
 
 Listed list(const ParamGroups& groups) {
-  Listed listed;
-  for (const OptimizerParamGroup& group : groups) {
-    for (const at::Tensor& param : group.params()) {
+  Listed listed{groups, {}, {}, {}};
+  for (size_t group = 0; group < groups.size(); ++group) {
+    for (const at::Tensor& param : groups[group].params()) {
       c10::TensorImpl* impl = param.unsafeGetTensorImpl();
-      if (listed.groups.emplace(impl, &group).second) {
-        listed.indices.emplace(impl, listed.parameters.size());
+      if (listed.indices.emplace(impl, listed.parameters.size()).second) {
         listed.parameters.push_back(param);
+        listed.group_of.push_back(group);
       }
     }
   }
   return listed;
 }
 
+// What clipping has made of a group's gradients: times the factor, then cut to
+// [-limit, limit]. Any sequence of clips is of that form.
+struct Clip {
+  double factor = 1;
+  double limit = std::numeric_limits<double>::infinity();
+};
+
 // Neighbours in a buffer that one kernel call updates.
 struct Run {
   FlatRange range;
-  const OptimizerParamGroup* group;
+  size_t group;
+  const ParamOptions* options;
   int64_t step; // this one, from 1
 };
 
@@ -68,12 +82,18 @@ class BucketedMode : public StepMode {
       const ParamGroups& groups)
       : rule_(rule),
         one_pass_(one_pass),
+        precision_(options.precision),
         gradients_(std::make_shared<BucketedGradients>(std::move(options))) {
     gradients_->watch(list(groups).parameters);
   }
 
-  void step(ParamGroups& groups, StateMap& states) override;
-  double clip(ParamGroups& groups, double max_norm, double norm_type) override;
+  bool step(ParamGroups& groups, StateMap& states) override;
+  ClipOutcome clip(ParamGroups& groups, const ClipRequest& request) override;
+  void clip_value(
+      ParamGroups& groups, double limit, std::optional<size_t> group) override;
+  void unscale(double scale) override {
+    loss_scale_ = scale;
+  }
   std::optional<ParameterState> state_of(
       const ParamGroups& groups,
       const StateMap& states,
@@ -90,71 +110,169 @@ class BucketedMode : public StepMode {
   OptimizerMemory memory(const StateMap& states) const override;
 
  private:
+  GradientQuestion question(
+      const Listed& listed, std::optional<double> norm_type);
   const GradientSummary& reduce(
       const Listed& listed, std::optional<double> norm_type);
+  double scale_of(const Clip& clip) const {
+    return clip.factor / loss_scale_.value_or(1);
+  }
+  double norm_of(
+      const GradientSummary& summary, const ClipRequest& request) const;
+  void update_all(
+      const Listed& listed, const std::vector<bool>& present, bool in_one_pass);
   std::vector<Run> runs_of(
       FlatBucket& bucket,
       const Listed& listed,
       const std::vector<bool>& present) const;
-  std::array<void*, 3> state_pointers(const FlatBucket& bucket, const Run& run);
-  void update(FlatBucket& bucket, const std::vector<Run>& runs, double scale);
-  void update_in_place(FlatBucket& bucket, const std::vector<Run>& runs);
-  std::vector<at::Tensor> states_of(const FlatBucket& bucket, const Run& run);
-  std::vector<at::Tensor>& flat_states(const FlatBucket& bucket, size_t count);
+  UpdateStep step_of(const Run& run, std::optional<uint64_t> seed) const;
+  void update(
+      FlatBucket& bucket,
+      const std::vector<Run>& runs,
+      std::optional<uint64_t> seed);
+  void update_in_place(
+      FlatBucket& bucket,
+      const std::vector<Run>& runs,
+      std::optional<uint64_t> seed);
+  BucketState& state_at(const FlatBucket& bucket);
   void place_loaded(const Listed& listed);
+  void place_state(
+      const ParameterState& loaded,
+      const FlatBucket& bucket,
+      BucketSlot& slot,
+      const ParamOptions& options);
 
   UpdateRule rule_;
   bool one_pass_;
+  Precision precision_;
   std::shared_ptr<BucketedGradients> gradients_;
-  int64_t reduction_ = 0; // whose gradients the scale belongs to
-  double scale_ = 1; // what clipping multiplies them with
-  std::unordered_map<const FlatBucket*, std::vector<at::Tensor>> states_;
+  int64_t reduction_ = 0; // whose gradients the clips belong to
+  std::vector<Clip> clips_; // of each group
+  bool clips_are_old_ = true; // of gradients before the last step
+  std::optional<double> loss_scale_; // until the end of a step
+  std::unordered_map<const FlatBucket*, BucketState> states_;
   std::unordered_map<c10::TensorImpl*, ParameterState> loaded_; // not placed
 };
+
+// Norms are taken of the gradients as they are: scaled, not yet clipped by
+// norm, but cut where the cut ones would be. Most steps have new gradients, so
+// clips of the last one do not count until it is known that these are the same.
+GradientQuestion BucketedMode::question(
+    const Listed& listed, std::optional<double> norm_type) {
+  clips_.resize(listed.groups.size());
+  GradientQuestion question{
+      listed.group_of, {}, norm_type, loss_scale_.has_value()};
+  std::ranges::transform(
+      clips_, std::back_inserter(question.limits), [&](const Clip& clip) {
+        const Clip now = clips_are_old_ ? Clip{} : clip;
+        return now.limit / scale_of(now);
+      });
+  return question;
+}
 
 const GradientSummary& BucketedMode::reduce(
     const Listed& listed, std::optional<double> norm_type) {
   const GradientSummary& summary =
-      gradients_->reduce(listed.parameters, norm_type);
+      gradients_->reduce(listed.parameters, question(listed, norm_type));
   if (summary.reduction != reduction_) {
     reduction_ = summary.reduction;
-    scale_ = 1;
+    clips_.assign(clips_.size(), {});
   }
-  return summary;
+  clips_are_old_ = false;
+  const GradientQuestion now = question(listed, norm_type);
+  return summary.answers(now) ? summary
+                              : gradients_->reduce(listed.parameters, now);
 }
 
-void BucketedMode::step(ParamGroups& groups, StateMap& /*states*/) {
+bool BucketedMode::step(ParamGroups& groups, StateMap& /*states*/) {
   const Listed listed = list(groups);
-  const bool in_one_pass = one_pass_ && !gradients_->is_reduced();
+  const bool in_one_pass =
+      one_pass_ && !gradients_->is_reduced() && !loss_scale_;
   const GradientSummary& summary = in_one_pass
-      ? gradients_->agree(listed.parameters)
+      ? gradients_->agree(listed.parameters, question(listed, std::nullopt))
       : reduce(listed, std::nullopt);
   place_loaded(listed);
-  const AskerScope asker("optimizer.step");
+  const bool is_skipped = loss_scale_ &&
+      std::ranges::find(summary.nonfinite, true) != summary.nonfinite.end();
+  if (!is_skipped) {
+    const AskerScope asker("optimizer.step");
+    update_all(listed, summary.present, in_one_pass);
+  }
+  gradients_->finish_update();
+  clips_are_old_ = true;
+  loss_scale_.reset();
+  return !is_skipped;
+}
+
+void BucketedMode::update_all(
+    const Listed& listed, const std::vector<bool>& present, bool in_one_pass) {
+  uint64_t index = 0;
   for (const auto& bucket : gradients_->buckets()) {
-    const std::vector<Run> runs = runs_of(*bucket, listed, summary.present);
+    const auto seed = precision_.rounding_seed(bucket->kind().dtype, index++);
+    const std::vector<Run> runs = runs_of(*bucket, listed, present);
+    state_at(*bucket).follow_parameters();
     if (in_one_pass && bucket->is_lendable()) {
-      update_in_place(*bucket, runs);
+      update_in_place(*bucket, runs, seed);
       continue;
     }
     if (in_one_pass) {
       bucket->start_reduction();
       bucket->finish_reduction();
     }
-    update(*bucket, runs, in_one_pass ? 1 : scale_);
+    update(*bucket, runs, seed);
     bucket->start_gather();
   }
   for (const auto& bucket : gradients_->buckets()) {
     bucket->finish_gather();
+    state_at(*bucket).note_parameters();
   }
-  gradients_->finish_update();
 }
 
-double BucketedMode::clip(
-    ParamGroups& groups, double max_norm, double norm_type) {
-  const double norm = reduce(list(groups), norm_type).norm * scale_;
-  scale_ *= clip_coefficient(max_norm, norm);
-  return norm;
+double BucketedMode::norm_of(
+    const GradientSummary& summary, const ClipRequest& request) const {
+  if (request.options.group || summary.norms.size() == 1) {
+    const size_t group = request.options.group.value_or(0);
+    return summary.norms[group] * scale_of(clips_[group]);
+  }
+  NormSum sum(request.norm_type);
+  for (size_t group = 0; group < clips_.size(); ++group) {
+    sum.add_norm(summary.norms[group] * scale_of(clips_[group]));
+  }
+  return NormSum::norm_of(sum.value(), request.norm_type);
+}
+
+ClipOutcome BucketedMode::clip(
+    ParamGroups& groups, const ClipRequest& request) {
+  const Listed listed = list(groups);
+  const GradientSummary& summary = reduce(listed, request.norm_type);
+  ClipOutcome outcome{norm_of(summary, request)};
+  if (request.options.error_if_nonfinite && !std::isfinite(outcome.norm)) {
+    outcome.is_refused = true;
+    for (size_t i = 0; i < listed.parameters.size(); ++i) {
+      if (summary.nonfinite[i] && request.covers(listed.group_of[i])) {
+        outcome.nonfinite.push_back(listed.parameters[i]);
+      }
+    }
+    return outcome;
+  }
+  const double coefficient = clip_coefficient(request.max_norm, outcome.norm);
+  for (size_t group = 0; group < clips_.size(); ++group) {
+    if (request.covers(group) && coefficient != 1) {
+      clips_[group].factor *= coefficient;
+      clips_[group].limit *= coefficient;
+    }
+  }
+  return outcome;
+}
+
+void BucketedMode::clip_value(
+    ParamGroups& groups, double limit, std::optional<size_t> group) {
+  reduce(list(groups), std::nullopt);
+  for (size_t i = 0; i < clips_.size(); ++i) {
+    if (!group || *group == i) {
+      clips_[i].limit = std::min(clips_[i].limit, limit);
+    }
+  }
 }
 
 // Counts the step of every parameter that has a gradient, and returns this
@@ -178,87 +296,73 @@ std::vector<Run> BucketedMode::runs_of(
     if (range.size() == 0) {
       continue;
     }
-    const OptimizerParamGroup* group = listed.groups.at(impl);
+    const size_t group = listed.group_of[index->second];
     if (is_neighbour && runs.back().group == group &&
         runs.back().step == slot.steps) {
       runs.back().range.end = range.end;
     } else {
-      runs.push_back({range, group, slot.steps});
+      runs.push_back(
+          {range, group, &listed.options_of(index->second), slot.steps});
     }
     is_neighbour = true;
   }
   return runs;
 }
 
-std::vector<at::Tensor>& BucketedMode::flat_states(
-    const FlatBucket& bucket, size_t count) {
-  std::vector<at::Tensor>& flat = states_[&bucket];
-  while (flat.size() < count) {
-    flat.push_back(at::zeros_like(bucket.parameters(bucket.part())));
-  }
-  return flat;
+BucketState& BucketedMode::state_at(const FlatBucket& bucket) {
+  return states_.try_emplace(&bucket, bucket, precision_).first->second;
 }
 
-// The states of a run, as flat views. They begin with what its group's options
-// say.
-std::vector<at::Tensor> BucketedMode::states_of(
-    const FlatBucket& bucket, const Run& run) {
-  const std::vector<StateField> fields =
-      state_fields(rule_, run.group->options());
-  const std::vector<at::Tensor>& flat = flat_states(bucket, fields.size());
-  std::vector<at::Tensor> states;
-  for (size_t i = 0; i < fields.size(); ++i) {
-    states.push_back(flat[i].narrow(
-        0, run.range.begin - bucket.part().begin, run.range.size()));
-    if (run.step == 1) {
-      states.back().fill_(fields[i].initial);
-    }
-  }
-  return states;
-}
-
-std::array<void*, 3> BucketedMode::state_pointers(
-    const FlatBucket& bucket, const Run& run) {
-  std::array<void*, 3> pointers = {};
-  const std::vector<at::Tensor> states = states_of(bucket, run);
-  std::ranges::transform(states, pointers.begin(), [](const at::Tensor& state) {
-    return state.data_ptr();
-  });
-  return pointers;
+UpdateStep BucketedMode::step_of(
+    const Run& run, std::optional<uint64_t> seed) const {
+  const Clip clip = clips_are_old_ ? Clip{} : clips_[run.group];
+  return {
+      .step = run.step,
+      .gradient_scale = scale_of(clip),
+      .gradient_limit = clip.limit,
+      .rounding_seed = seed};
 }
 
 void BucketedMode::update(
-    FlatBucket& bucket, const std::vector<Run>& runs, double scale) {
+    FlatBucket& bucket,
+    const std::vector<Run>& runs,
+    std::optional<uint64_t> seed) {
+  BucketState& state = state_at(bucket);
   for (const Run& run : runs) {
     const at::Tensor parameters = bucket.parameters(run.range);
     const void* gradient = bucket.reduced(run.range).data_ptr();
     UpdateRange range;
     range.parameter = parameters.data_ptr();
     range.parameter_type = parameters.scalar_type();
+    range.master = state.master_pointer(run.range);
     range.gradients = std::span(&gradient, 1);
-    range.gradient_type = parameters.scalar_type();
-    range.states = state_pointers(bucket, run);
+    range.gradient_type = bucket.kind().gradient_dtype;
+    range.states = state.state_pointers(
+        state_fields(rule_, *run.options), run.range, run.step == 1);
+    range.state_type = state.dtype();
     range.numel = run.range.size();
     range.first_element = run.range.begin;
-    run_update(
-        rule_,
-        run.group->options(),
-        {.step = run.step, .gradient_scale = scale},
-        range);
+    run_update(rule_, *run.options, step_of(run, seed), range);
   }
 }
 
 void BucketedMode::update_in_place(
-    FlatBucket& bucket, const std::vector<Run>& runs) {
+    FlatBucket& bucket,
+    const std::vector<Run>& runs,
+    std::optional<uint64_t> seed) {
+  BucketState& state = state_at(bucket);
   std::vector<ShardRun> shard_runs;
   shard_runs.reserve(runs.size());
   for (const Run& run : runs) {
     shard_runs.push_back(
         {.begin = run.range.begin,
          .numel = run.range.size(),
-         .options = &run.group->options(),
-         .step = {.step = run.step},
-         .states = state_pointers(bucket, run),
+         .options = run.options,
+         .step = {.step = run.step, .rounding_seed = seed},
+         .master = state.master_pointer(run.range),
+         .states = state.state_pointers(
+             state_fields(rule_, *run.options), run.range, run.step == 1),
+         .state_type = state.dtype(),
          .first_element = run.range.begin});
   }
   bucket.start_one_pass([&](const Group& group,
@@ -312,18 +416,21 @@ std::optional<ParameterState> BucketedMode::state_of(
   for (const FlatCutAxis& cut : bucket->kind().cuts) {
     summed[static_cast<size_t>(cut.axis)] = Partial();
   }
-  const Listed listed = list(groups);
-  const auto* group = listed.groups.at(parameter.unsafeGetTensorImpl());
+  const BucketState& kept = states_.at(bucket);
   ParameterState state{slot.steps, {}};
   // A rank without elements of the bucket's parameters has no flat states.
-  const auto flat = states_.find(bucket);
-  const at::Tensor nothing = bucket->parameters({0, 0});
+  const at::Tensor nothing = bucket->parameters({0, 0}).to(kept.dtype());
   size_t i = 0;
+  const auto* group = group_of(groups, parameter);
   for (const StateField& field : state_fields(rule_, group->options())) {
-    const at::Tensor mine = flat == states_.end()
-        ? nothing
-        : in_part(flat->second[i++], share.in_part);
+    const at::Tensor mine = i < kept.states().size()
+        ? in_part(kept.states()[i++], share.in_part)
+        : nothing;
     state.tensors[field.name] = whole_of(share.place, mine, summed);
+  }
+  if (kept.masters().defined()) {
+    state.tensors[kMasterWeight] =
+        whole_of(share.place, in_part(kept.masters(), share.in_part), summed);
   }
   return state;
 }
@@ -346,25 +453,41 @@ void BucketedMode::place_loaded(const Listed& listed) {
       return false;
     }
     const at::Tensor& parameter = listed.parameters[index->second];
-    const auto [bucket, slot_index] = gradients_->place_of(parameter);
-    if (bucket == nullptr) {
+    const auto place = gradients_->place_of(parameter);
+    if (place.bucket == nullptr) {
       return false;
     }
-    BucketSlot& slot = bucket->slots()[slot_index];
-    const SlotShare share = share_of(*bucket, slot);
-    const auto& [steps, tensors] = entry.second;
-    const std::vector<StateField> fields =
-        state_fields(rule_, listed.groups.at(entry.first)->options());
-    const std::vector<at::Tensor>& flat = flat_states(*bucket, fields.size());
-    for (size_t i = 0; i < fields.size(); ++i) {
-      copy_share(
-          share.place,
-          tensors.at(fields[i].name),
-          in_part(flat[i], share.in_part));
-    }
-    slot.steps = steps;
+    place_state(
+        entry.second,
+        *place.bucket,
+        place.bucket->slots()[place.slot],
+        listed.options_of(index->second));
     return true;
   });
+}
+
+void BucketedMode::place_state(
+    const ParameterState& loaded,
+    const FlatBucket& bucket,
+    BucketSlot& slot,
+    const ParamOptions& options) {
+  const SlotShare share = share_of(bucket, slot);
+  BucketState& state = state_at(bucket);
+  const std::vector<StateField> fields = state_fields(rule_, options);
+  const auto flat = state.states(fields.size());
+  for (size_t i = 0; i < fields.size(); ++i) {
+    copy_share(
+        share.place,
+        loaded.tensors.at(fields[i].name),
+        in_part(flat[i], share.in_part));
+  }
+  const auto master = loaded.tensors.find(kMasterWeight);
+  if (state.masters().defined() && master != loaded.tensors.end()) {
+    copy_share(
+        share.place, master->second, in_part(state.masters(), share.in_part));
+    state.note_masters();
+  }
+  slot.steps = loaded.steps;
 }
 
 at::Tensor BucketedMode::reduced_gradient(
@@ -406,10 +529,9 @@ BucketStatistics BucketedMode::bucket_statistics() const {
 
 OptimizerMemory BucketedMode::memory(const StateMap& /*states*/) const {
   OptimizerMemory memory;
-  for (const auto& [bucket, states] : states_) {
-    for (const at::Tensor& state : states) {
-      memory.state_bytes += static_cast<int64_t>(state.nbytes());
-    }
+  for (const auto& [bucket, state] : states_) {
+    memory.state_bytes += state.state_bytes();
+    memory.master_bytes += state.master_bytes();
   }
   memory.gradient_bytes = gradients_->buffer_bytes();
   return memory;
@@ -430,7 +552,11 @@ std::unique_ptr<StepMode> make_bucketed_mode(
   return std::make_unique<BucketedMode>(
       rule,
       BucketOptions{
-          stage.axis, options.bucket_bytes, options.overlap, stage.stage},
+          stage.axis,
+          options.bucket_bytes,
+          options.overlap,
+          stage.stage,
+          Precision(options)},
       options.one_pass,
       groups);
 }

@@ -39,14 +39,16 @@ FlatBucket::FlatBucket(
     positions.push_back({groups_.back().size(), groups_.back().rank()});
   }
   ranges_ = nested_ranges(layout.size, positions);
-  const at::Tensor& like = local_of(parameters.front());
+  const at::TensorOptions options = local_of(parameters.front()).options();
   const Group* outermost = groups_.empty() ? nullptr : &groups_.front();
-  values_ = flat_zeros(like.options(), layout.size, outermost);
+  values_ = flat_zeros(options, layout.size, outermost);
   unreduced_ = make_gradients(slots_, layout.size, outermost);
   reduced_.emplace_back();
   for (size_t level = 0; level < groups_.size(); ++level) {
-    reduced_.push_back(
-        flat_zeros(like.options(), ranges_[level + 1].size(), &groups_[level]));
+    reduced_.push_back(flat_zeros(
+        options.dtype(kind_.gradient_dtype),
+        ranges_[level + 1].size(),
+        &groups_[level]));
   }
   std::ranges::for_each(slots_, [this](const auto& slot) { adopt(slot); });
 }

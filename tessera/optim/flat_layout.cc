@@ -31,7 +31,7 @@ FlatKind flat_kind(
     const TensorSpec& parameter,
     const Placements& gradient,
     int64_t sharding_axis) {
-  FlatKind kind{parameter.mesh, parameter.dtype, {}, {}};
+  FlatKind kind{parameter.mesh, parameter.dtype, parameter.dtype, {}, {}};
   const auto is_cut = [&](int64_t axis) {
     return gradient[static_cast<size_t>(axis)].is_partial() &&
         kind.mesh.size(axis) > 1;

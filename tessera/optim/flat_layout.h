@@ -21,6 +21,8 @@ struct FlatCutAxis {
 struct FlatKind {
   DeviceMesh mesh;
   c10::ScalarType dtype;
+  c10::ScalarType
+      gradient_dtype; // that gradients accumulate and are reduced in
   // Where gradients are Partial and the axis has several ranks: the sharding
   // axis first, the others in ascending order. Each cuts what the one before it
   // left.
@@ -37,7 +39,7 @@ struct FlatKind {
 
 // Of a parameter and the placements of its gradients: the parameter's own, with
 // Partial(sum) or Partial(avg) in place of some Replicate. `sharding_axis` is
-// -1 where the mesh lacks it.
+// -1 where the mesh lacks it. The gradients' dtype is the parameter's.
 FlatKind flat_kind(
     const TensorSpec& parameter,
     const Placements& gradient,

@@ -38,7 +38,14 @@ at::Tensor whole_of(
     const ShareOf& place, const at::Tensor& share, const Placements& summed) {
   const at::Tensor local = laid_out(place, share.options()).zero_();
   share_in(local, place.range).copy_(share);
-  return full_tensor(wrap_local(local, with_placements(place.spec, summed)));
+  return full_tensor(wrap_local(
+      local,
+      intern(
+          place.spec->mesh,
+          summed,
+          place.spec->sizes,
+          place.spec->strides,
+          share.scalar_type())));
 }
 
 } // namespace tessera

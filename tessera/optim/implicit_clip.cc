@@ -44,7 +44,24 @@ double norm_of_gradients(
   return (is_max ? all.max() : all.norm(norm_type)).item<double>();
 }
 
+double norm_over(
+    const World& world, const std::vector<OnMesh>& meshes, double norm_type) {
+  std::vector<MeshNorm> norms;
+  norms.reserve(meshes.size());
+  for (const OnMesh& part : meshes) {
+    norms.push_back({part.mesh, norm_of_gradients(part.params, norm_type)});
+  }
+  return combine_norms(world, norms, norm_type);
+}
+
 } // namespace
+
+double norm_of_partial_gradients(
+    const World& world,
+    const std::vector<at::Tensor>& params,
+    double norm_type) {
+  return norm_over(world, by_mesh(params), norm_type);
+}
 
 double clip_partial_gradients(
     const World& world,
@@ -55,12 +72,7 @@ double clip_partial_gradients(
   if (meshes.size() == 1 && meshes.front().mesh.size() == world.size()) {
     return torch::nn::utils::clip_grad_norm_(params, max_norm, norm_type);
   }
-  std::vector<MeshNorm> norms;
-  norms.reserve(meshes.size());
-  for (const OnMesh& part : meshes) {
-    norms.push_back({part.mesh, norm_of_gradients(part.params, norm_type)});
-  }
-  const double norm = combine_norms(world, norms, norm_type);
+  const double norm = norm_over(world, meshes, norm_type);
   const double coefficient = clip_coefficient(max_norm, norm);
   for (const at::Tensor& param : params) {
     param.grad().mul_(coefficient);

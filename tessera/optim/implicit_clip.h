@@ -19,4 +19,10 @@ double clip_partial_gradients(
     double max_norm,
     double norm_type);
 
+// That norm alone. Collective over the world. Blocks.
+double norm_of_partial_gradients(
+    const World& world,
+    const std::vector<at::Tensor>& params,
+    double norm_type);
+
 } // namespace tessera

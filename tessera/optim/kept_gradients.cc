@@ -29,10 +29,13 @@ struct Home {
 class KeptGradients final : public BucketGradients {
  public:
   KeptGradients(
-      const std::vector<BucketSlot>& slots, int64_t size, const Group* group)
+      const std::vector<BucketSlot>& slots,
+      c10::ScalarType dtype,
+      int64_t size,
+      const Group* group)
       : slots_(slots) {
     const at::Tensor& like = local_of(slots.front().parameter);
-    buffer_ = flat_zeros(like.options(), size, group);
+    buffer_ = flat_zeros(like.options().dtype(dtype), size, group);
     homes_.reserve(slots.size());
     for (const BucketSlot& slot : slots) {
       homes_.push_back(make_home(slot));
@@ -64,8 +67,15 @@ class KeptGradients final : public BucketGradients {
     Home home;
     home.view = view_like(buffer_, slot.range, local_of(slot.parameter))
                     .variable_data();
+    const TensorSpec& spec = *spec_of(slot.parameter);
     home.gradient = wrap_local(
-        home.view, with_placements(spec_of(slot.parameter), slot.gradient));
+        home.view,
+        intern(
+            spec.mesh,
+            slot.gradient,
+            spec.sizes,
+            spec.strides,
+            buffer_.scalar_type()));
     return home;
   }
 
@@ -126,8 +136,11 @@ at::Tensor placed_gradient(const BucketSlot& slot, const at::Tensor& gradient) {
 }
 
 std::unique_ptr<BucketGradients> make_kept_gradients(
-    const std::vector<BucketSlot>& slots, int64_t size, const Group* group) {
-  return std::make_unique<KeptGradients>(slots, size, group);
+    const std::vector<BucketSlot>& slots,
+    c10::ScalarType dtype,
+    int64_t size,
+    const Group* group) {
+  return std::make_unique<KeptGradients>(slots, dtype, size, group);
 }
 
 } // namespace tessera

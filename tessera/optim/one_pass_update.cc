@@ -43,6 +43,7 @@ class Pass {
     range.gradient_type = gradient_type_;
     range.average = average_;
     range.states = run.states;
+    range.state_type = run.state_type;
     range.copies = copies;
     range.numel = run.numel;
     range.first_element = run.first_element;

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace tessera {
@@ -20,6 +21,7 @@ struct ShardRun {
   UpdateStep step;
   float* master = nullptr;
   std::array<void*, 3> states = {};
+  std::optional<c10::ScalarType> state_type = std::nullopt;
   int64_t first_element = 0;
 };
 

@@ -9,11 +9,15 @@
 
 namespace tessera {
 
+// The name under which the float32 values of a 16-bit parameter are kept.
+inline constexpr const char* kMasterWeight = "master_weight";
+
 // What an optimizer keeps for one parameter, whole and plain.
 struct ParameterState {
   int64_t steps = 0; // updates so far
-  // By torch's names ("exp_avg", "momentum_buffer"), each of the parameter's
-  // global shape.
+  // By torch's names ("exp_avg", "momentum_buffer") or kMasterWeight, each of
+  // the parameter's global shape. Without a master, where one is wanted, the
+  // parameter's own value is.
   std::map<std::string, at::Tensor> tensors;
 };
 

@@ -106,6 +106,12 @@ void ReducedGradient::scale(double factor) {
   owns_local_ = true;
 }
 
+void ReducedGradient::cut(double limit) {
+  local_ =
+      owns_local_ ? local_.clamp_(-limit, limit) : local_.clamp(-limit, limit);
+  owns_local_ = true;
+}
+
 int64_t ReducedGradient::buffer_bytes() const {
   return buffer_.defined() ? static_cast<int64_t>(buffer_.nbytes()) : 0;
 }

@@ -32,6 +32,8 @@ class ReducedGradient {
   // Multiplies by `factor`, without touching the gradient that it was made
   // from.
   void scale(double factor);
+  // Cuts every element to [-limit, limit], likewise.
+  void cut(double limit);
 
   // This rank's local tensor, contiguous, and how it is placed. Undefined
   // before the first start.

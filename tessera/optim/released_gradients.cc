@@ -16,17 +16,23 @@ struct Share {
   bool is_filled = false; // the buffer holds something of it
   bool is_reduced = false; // so does what was reduced before, still wanted
   bool had_gradient = false; // since zero_grad
+  bool adds = false; // autograd's next gradient is to be added
 };
 
 class ReleasedGradients final : public BucketGradients {
  public:
   ReleasedGradients(
       const std::vector<BucketSlot>& slots,
+      c10::ScalarType dtype,
       int64_t size,
       const Group* group,
       std::shared_ptr<FlatBufferPool> pool)
-      : slots_(slots), size_(size), group_(group), pool_(std::move(pool)) {
-    pool_->announce(spec_of(slots.front().parameter)->dtype, size);
+      : slots_(slots),
+        dtype_(dtype),
+        size_(size),
+        group_(group),
+        pool_(std::move(pool)) {
+    pool_->announce(dtype, size);
     shares_.reserve(slots.size());
     for (const BucketSlot& slot : slots) {
       shares_.push_back({marker_of(slot)});
@@ -69,6 +75,7 @@ class ReleasedGradients final : public BucketGradients {
   void zero_what_is_not_filled();
 
   const std::vector<BucketSlot>& slots_;
+  c10::ScalarType dtype_; // of the buffer
   int64_t size_;
   const Group* group_;
   std::shared_ptr<FlatBufferPool> pool_;
@@ -90,7 +97,7 @@ void ReleasedGradients::note_dropped(size_t slot) {
 const at::Tensor& ReleasedGradients::flat() {
   if (!flat_.defined()) {
     const at::Tensor& like = local_of(slots_.front().parameter);
-    buffer_ = pool_->acquire(like.options(), size_, group_);
+    buffer_ = pool_->acquire(like.options().dtype(dtype_), size_, group_);
     flat_ = buffer_.narrow(0, 0, size_);
   }
   return flat_;
@@ -119,6 +126,7 @@ void ReleasedGradients::before_gradient(size_t slot) {
       const_cast<at::Tensor&>(slots_[slot].parameter).mutable_grad();
   if (gradient.is_same(shares_[slot].marker)) {
     gradient.reset();
+    shares_[slot].adds = true;
   } else {
     note_dropped(slot);
   }
@@ -135,6 +143,9 @@ void ReleasedGradients::take(size_t slot) {
   }
   if (gradient.is_same(share.marker)) {
     return;
+  }
+  if (!std::exchange(share.adds, false)) { // the program has set another
+    note_dropped(slot);
   }
   const at::Tensor view =
       view_like(flat(), slots_[slot].range, local_of(parameter));
@@ -199,11 +210,12 @@ void FlatBufferPool::release(at::Tensor buffer) {
 
 std::unique_ptr<BucketGradients> make_released_gradients(
     const std::vector<BucketSlot>& slots,
+    c10::ScalarType dtype,
     int64_t size,
     const Group* group,
     std::shared_ptr<FlatBufferPool> pool) {
   return std::make_unique<ReleasedGradients>(
-      slots, size, group, std::move(pool));
+      slots, dtype, size, group, std::move(pool));
 }
 
 } // namespace tessera

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <tessera/base/error.h>
 #include <tessera/dtensor/dtensor.h>
 #include <tessera/optim/step_mode.h>
@@ -8,6 +9,7 @@
 #include <tessera/optim/update_rule.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <unordered_map>
 #include <vector>
 
@@ -39,6 +41,15 @@ ParamGroups distinct_groups(const ParamGroups& groups) {
   return result;
 }
 
+void require_group(const ParamGroups& groups, std::optional<size_t> group) {
+  if (group && *group >= groups.size()) {
+    throw UsageError(fmt::format(
+        "clip_grad: got group {}, expected one of the {} in param_groups()",
+        *group,
+        groups.size()));
+  }
+}
+
 // Every parameter is distributed, and at least one mesh has the axis.
 void require_axis(const ParamGroups& groups, const std::string& name) {
   const DeviceMesh* without = nullptr;
@@ -65,6 +76,7 @@ struct ShardedOptimizer::Impl {
   std::unique_ptr<StepMode> mode;
   bool is_bucketed = false;
   bool has_stepped = false;
+  std::unordered_map<c10::TensorImpl*, std::string> names = {}; // of parameters
 
   GradientSync sync() const {
     return options.sync == GradientSync::kDefault ? sync_from_environment()
@@ -72,6 +84,10 @@ struct ShardedOptimizer::Impl {
   }
   void make_mode(const ParamGroups& groups);
   StepMode& mode_for_step(const ParamGroups& groups);
+  std::string name_of(
+      const ParamGroups& groups, const at::Tensor& parameter) const;
+  [[noreturn]] void refuse(
+      const ParamGroups& groups, const ClipOutcome& outcome) const;
 };
 
 void ShardedOptimizer::Impl::make_mode(const ParamGroups& groups) {
@@ -124,6 +140,44 @@ ShardedOptimizer::ShardedOptimizer(ShardedOptimizer&&) noexcept = default;
 ShardedOptimizer& ShardedOptimizer::operator=(ShardedOptimizer&&) noexcept =
     default;
 
+// What an error calls a parameter.
+std::string ShardedOptimizer::Impl::name_of(
+    const ParamGroups& groups, const at::Tensor& parameter) const {
+  const auto name = names.find(parameter.unsafeGetTensorImpl());
+  if (name != names.end()) {
+    return name->second;
+  }
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const auto& params = groups[g].params();
+    const auto found = std::ranges::find_if(
+        params, [&](const at::Tensor& p) { return p.is_same(parameter); });
+    if (found != params.end()) {
+      return fmt::format("parameter {} of group {}", found - params.begin(), g);
+    }
+  }
+  return spec_of(parameter)->str();
+}
+
+void ShardedOptimizer::Impl::refuse(
+    const ParamGroups& groups, const ClipOutcome& outcome) const {
+  std::vector<std::string> culprits;
+  culprits.reserve(outcome.nonfinite.size());
+  for (const at::Tensor& parameter : outcome.nonfinite) {
+    culprits.push_back(name_of(groups, parameter));
+  }
+  throw UsageError(fmt::format(
+      "clip_grad_norm: got the norm {}, expected a finite one; {}",
+      outcome.norm,
+      culprits.empty()
+          ? std::string(
+                "all elements are finite, so their powers are too large to add "
+                "up; take a smaller learning rate or norm_type infinity")
+          : fmt::format(
+                "infinite or NaN: the gradients of {}; look at what these "
+                "compute, or skip such steps with GradScaler",
+                fmt::join(culprits, ", "))));
+}
+
 torch::Tensor ShardedOptimizer::step(LossClosure closure) {
   torch::Tensor loss;
   if (closure) {
@@ -139,17 +193,54 @@ void ShardedOptimizer::zero_grad(bool set_to_none) {
   Optimizer::zero_grad(set_to_none || impl_->stage.stage > 1);
 }
 
-double ShardedOptimizer::clip_grad_norm(double max_norm, double norm_type) {
+bool ShardedOptimizer::step_if_finite() {
+  const c10::NoGradGuard no_grad;
+  return impl_->mode_for_step(param_groups_).step(param_groups_, state_);
+}
+
+void ShardedOptimizer::unscale(double scale) {
+  impl_->mode_for_step(param_groups_).unscale(scale);
+}
+
+void ShardedOptimizer::name_parameters(const torch::nn::Module& module) {
+  for (const auto& entry : module.named_parameters()) {
+    impl_->names[entry.value().unsafeGetTensorImpl()] = entry.key();
+  }
+}
+
+double ShardedOptimizer::clip_grad_norm(
+    double max_norm, double norm_type, const ClipOptions& options) {
   if (!(norm_type > 0)) {
     throw UsageError(fmt::format(
         "clip_grad_norm: got norm_type {}, expected a positive number or "
         "infinity",
         norm_type));
   }
+  require_group(param_groups_, options.group);
   const c10::NoGradGuard no_grad;
-  return world_of(param_groups_) ? impl_->mode_for_step(param_groups_)
-                                       .clip(param_groups_, max_norm, norm_type)
-                                 : 0;
+  if (!world_of(param_groups_)) {
+    return 0;
+  }
+  const ClipOutcome outcome =
+      impl_->mode_for_step(param_groups_)
+          .clip(param_groups_, {max_norm, norm_type, options});
+  if (outcome.is_refused) {
+    impl_->refuse(param_groups_, outcome);
+  }
+  return outcome.norm;
+}
+
+void ShardedOptimizer::clip_grad_value(
+    double limit, std::optional<size_t> group) {
+  if (!(limit >= 0)) {
+    throw UsageError(fmt::format(
+        "clip_grad_value: got the limit {}, expected one from 0 on", limit));
+  }
+  require_group(param_groups_, group);
+  const c10::NoGradGuard no_grad;
+  if (world_of(param_groups_)) {
+    impl_->mode_for_step(param_groups_).clip_value(param_groups_, limit, group);
+  }
 }
 
 at::Tensor ShardedOptimizer::reduced_gradient(

@@ -6,8 +6,10 @@
 #include <tessera/optim/optimizer_state.h>
 #include <torch/optim/optimizer.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -50,6 +52,17 @@ struct ShardingStage2 : ShardingStage {
       : ShardingStage{std::move(axis_name), 2} {}
 };
 
+// How parameters of bfloat16 and float16 are updated; all rules compute in
+// float32. Wider parameters are the same in each.
+enum class NarrowUpdate : uint8_t {
+  kMasterWeights, // beside their float32 values, of which this rank holds its
+                  // part; states in float32
+  kStochasticRounding, // rounded up as often as the value is near its upper
+                       // neighbour, so that small updates are not lost; states
+                       // in float32
+  kNearest // rounded to nearest; states in the parameter's dtype, as torch's
+};
+
 struct ShardOptions {
   GradientSync sync = GradientSync::kDefault;
 
@@ -63,12 +76,27 @@ struct ShardOptions {
   // parameters are one pass over it, unless the step was clipped. There are no
   // reduced gradients then. Of ShardingStage1 without overlap.
   bool one_pass = false;
+  NarrowUpdate narrow_update = NarrowUpdate::kMasterWeights;
+  uint64_t rounding_seed = 0; // of kStochasticRounding; alike on all ranks
+  // In which gradients accumulate and are reduced: their buffers, and so
+  // `p.grad()`, have this dtype. Default: float32 for parameters of 16 bits,
+  // else the parameter's own.
+  std::optional<c10::ScalarType> reduce_dtype = std::nullopt;
+};
+
+struct ClipOptions {
+  // A norm that is infinite or NaN is a UsageError on every rank, which names
+  // the parameters whose gradients have such elements; nothing is clipped.
+  bool error_if_nonfinite = false;
+  // Only the parameters of this one of `param_groups()`; all by default.
+  std::optional<size_t> group = std::nullopt;
 };
 
 // What this rank holds beside parameters and gradients.
 struct OptimizerMemory {
   int64_t state_bytes =
       0; // of the optimizer's states: 1/N of one rank's for shapes that divide
+  int64_t master_bytes = 0; // of float32 values of 16-bit parameters, likewise
   int64_t gradient_bytes = 0; // of reduced gradients, kept from step to step
 };
 
@@ -127,7 +155,27 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   // `step`, after `backward`. In kImplicit it is torch's own clip_grad_norm_ on
   // the Partial gradients. Collective over the world, also for a rank without
   // gradients. Blocks. Throws UsageError, TimeoutError, PeerError.
-  double clip_grad_norm(double max_norm, double norm_type = 2.0);
+  double clip_grad_norm(
+      double max_norm, double norm_type = 2.0, const ClipOptions& options = {});
+
+  // Every element of the reduced gradients becomes at most `limit` and at least
+  // -limit, of one group or of all. Clips follow one another in any order.
+  // Before `step`, after `backward`. Collective over the world. Blocks. Throws
+  // UsageError, TimeoutError, PeerError.
+  void clip_grad_value(
+      double limit, std::optional<size_t> group = std::nullopt);
+
+  // What GradScaler calls. Until the end of the next step, gradients count as
+  // divided by `scale`; that step is step_if_finite. Not collective. Throws
+  // UsageError in modes other than kBucketed.
+  void unscale(double scale);
+  // One update, unless an element of a gradient is infinite or NaN on any rank
+  // after `unscale`: then every rank leaves parameters, states and counts of
+  // steps as they are, and returns false. Collective as step.
+  bool step_if_finite();
+
+  // Errors then say the names that the module has for the parameters.
+  void name_parameters(const torch::nn::Module& module);
 
   // The gradient that `step` uses: reduced, and clipped if clip_grad_norm ran.
   // Undefined until one of the two has run in kAllReduce or kReduceScatter
@@ -137,8 +185,8 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   at::Tensor reduced_gradient(const at::Tensor& parameter) const;
 
   // The same in kBucketed, where this rank has a flat range of it, before
-  // clipping. No values until the parameter's first reduction. Not collective.
-  // Throws UsageError in other modes.
+  // clipping and unscaling. No values until the parameter's first reduction.
+  // Not collective. Throws UsageError in other modes.
   FlatShard reduced_shard(const at::Tensor& parameter) const;
 
   // For all backward passes of a step but the last: with overlap, reductions

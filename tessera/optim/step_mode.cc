@@ -17,6 +17,12 @@ FlatShard StepMode::reduced_shard(const at::Tensor& /*parameter*/) const {
       "reduced_gradient");
 }
 
+void StepMode::unscale(double /*scale*/) {
+  throw UsageError(
+      "GradScaler: got a mode without flat buffers, expected kBucketed; use "
+      "that, or bfloat16, which needs no scaling");
+}
+
 int64_t find_axis(const DeviceMesh& mesh, const std::string& name) {
   const auto& axes = mesh.axes();
   const auto found = std::ranges::find(axes, name, &Axis::name);
@@ -58,7 +64,9 @@ void require_fitting_state(
   std::ranges::sort(expected);
   std::vector<std::string> got;
   for (const auto& [name, tensor] : state.tensors) {
-    got.push_back(name);
+    if (name != kMasterWeight) { // any optimizer may have them or not
+      got.push_back(name);
+    }
     if (tensor.sizes() != parameter.sizes()) {
       throw UsageError(fmt::format(
           "load_state_dict: got {} of sizes [{}], expected the parameter's "

@@ -19,6 +19,24 @@ namespace tessera {
 using ParamGroups = std::vector<torch::optim::OptimizerParamGroup>;
 using StateMap = ska::flat_hash_map<void*, std::unique_ptr<ParamState>>;
 
+// See ShardedOptimizer::clip_grad_norm.
+struct ClipRequest {
+  double max_norm;
+  double norm_type;
+  ClipOptions options;
+
+  bool covers(size_t group) const {
+    return !options.group || *options.group == group;
+  }
+};
+
+struct ClipOutcome {
+  double norm = 0;
+  // With error_if_nonfinite: nothing was clipped.
+  bool is_refused = false;
+  std::vector<at::Tensor> nonfinite = {}; // parameters, alike on all ranks
+};
+
 // What a sharded optimizer does with gradients, states and parameters. A mode
 // owns all that it keeps from step to step but torch's own state map. Every
 // call is outside autograd.
@@ -29,10 +47,14 @@ class StepMode {
   StepMode& operator=(const StepMode&) = delete;
   virtual ~StepMode() = default;
 
-  // See ShardedOptimizer. Collective.
-  virtual void step(ParamGroups& groups, StateMap& states) = 0;
-  virtual double clip(
-      ParamGroups& groups, double max_norm, double norm_type) = 0;
+  // See ShardedOptimizer. Collective. Returns whether it has updated: always,
+  // but after `unscale`.
+  virtual bool step(ParamGroups& groups, StateMap& states) = 0;
+  virtual ClipOutcome clip(ParamGroups& groups, const ClipRequest& request) = 0;
+  virtual void clip_value(
+      ParamGroups& groups, double limit, std::optional<size_t> group) = 0;
+  // See ShardedOptimizer. Not collective.
+  virtual void unscale(double scale);
 
   // The whole state of one parameter; none if it was never updated. Collective
   // over its mesh.

@@ -17,6 +17,7 @@
 #include <ATen/ops/zeros.h>
 #include <tessera/comm/record.h>
 #include <tessera/dtensor/dtensor.h>
+#include <tessera/optim/finite_check.h>
 #include <tessera/optim/flat_state.h>
 #include <tessera/optim/fused_update.h>
 #include <tessera/optim/global_norm.h>
@@ -28,7 +29,9 @@
 #include <tessera/optim/step_mode.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
+#include <iterator>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -186,8 +189,10 @@ class TensorwiseMode : public StepMode {
       UpdateRule rule, std::string axis, std::function<GradientSync()> sync)
       : rule_(rule), axis_(std::move(axis)), sync_(std::move(sync)) {}
 
-  void step(ParamGroups& groups, StateMap& states) override;
-  double clip(ParamGroups& groups, double max_norm, double norm_type) override;
+  bool step(ParamGroups& groups, StateMap& states) override;
+  ClipOutcome clip(ParamGroups& groups, const ClipRequest& request) override;
+  void clip_value(
+      ParamGroups& groups, double limit, std::optional<size_t> group) override;
   std::optional<ParameterState> state_of(
       const ParamGroups& groups,
       const StateMap& states,
@@ -201,7 +206,9 @@ class TensorwiseMode : public StepMode {
   OptimizerMemory memory(const StateMap& states) const override;
 
  private:
-  std::vector<Job> collect(ParamGroups& groups);
+  // Of one group, or of all.
+  std::vector<Job> collect(
+      ParamGroups& groups, std::optional<size_t> only = std::nullopt);
   void reduce(const std::vector<Job>& jobs, GradientSync sync);
   SpecPtr state_spec(Slot& slot);
   void place_loaded(const std::vector<Job>& jobs, StateMap& states);
@@ -214,10 +221,14 @@ class TensorwiseMode : public StepMode {
 };
 
 // Every parameter with a gradient, once.
-std::vector<Job> TensorwiseMode::collect(ParamGroups& groups) {
+std::vector<Job> TensorwiseMode::collect(
+    ParamGroups& groups, std::optional<size_t> only) {
   std::unordered_set<c10::TensorImpl*> seen;
   std::vector<Job> jobs;
   for (OptimizerParamGroup& group : groups) {
+    if (only && &group != &groups[*only]) {
+      continue;
+    }
     for (const at::Tensor& param : group.params()) {
       if (!param.grad().defined() ||
           !seen.insert(param.unsafeGetTensorImpl()).second) {
@@ -336,7 +347,7 @@ void TensorwiseMode::place_loaded(
   }
 }
 
-void TensorwiseMode::step(ParamGroups& groups, StateMap& states) {
+bool TensorwiseMode::step(ParamGroups& groups, StateMap& states) {
   const GradientSync mode = sync_();
   const std::vector<Job> jobs = collect(groups);
   if (mode == GradientSync::kImplicit) {
@@ -344,27 +355,65 @@ void TensorwiseMode::step(ParamGroups& groups, StateMap& states) {
     std::ranges::for_each(jobs, [&](const Job& job) { state_spec(*job.slot); });
     place_loaded(jobs, states);
     update_distributed(rule_, jobs, states);
-    return;
+    return true;
   }
   reduce(jobs, mode);
   place_loaded(jobs, states);
   const AskerScope asker("optimizer.step");
   update_parts(rule_, jobs, states);
+  return true;
 }
 
-double TensorwiseMode::clip(
-    ParamGroups& groups, double max_norm, double norm_type) {
+// Which of the gradients have an element that is infinite or NaN on some rank:
+// alike on all. One all_reduce, on the way to an error only.
+std::vector<at::Tensor> nonfinite_of(
+    const World& world, const std::vector<Job>& jobs, bool is_reduced) {
+  std::vector<double> bad;
+  bad.reserve(jobs.size());
+  for (const Job& job : jobs) {
+    const at::Tensor part = is_reduced ? gradient_part(*job.slot)
+                                       : local_of(job.slot->parameter.grad());
+    bad.push_back(all_finite(part.contiguous().flatten()) ? 0 : 1);
+  }
+  all_reduce_values(world, bad, ReduceOp::kMax);
+  std::vector<at::Tensor> nonfinite;
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    if (bad[i] > 0) {
+      nonfinite.push_back(jobs[i].slot->parameter);
+    }
+  }
+  return nonfinite;
+}
+
+// As torch's own: the norm of the Partial gradients, each operator reducing
+// what it reads.
+ClipOutcome clip_implicit(
+    const World& world,
+    const std::vector<Job>& jobs,
+    const ClipRequest& request) {
+  std::vector<at::Tensor> params;
+  std::ranges::transform(jobs, std::back_inserter(params), [](const Job& job) {
+    return job.slot->parameter;
+  });
+  if (request.options.error_if_nonfinite) {
+    const double norm =
+        norm_of_partial_gradients(world, params, request.norm_type);
+    if (!std::isfinite(norm)) {
+      return {norm, true, nonfinite_of(world, jobs, /*is_reduced=*/false)};
+    }
+  }
+  return {clip_partial_gradients(
+      world, params, request.max_norm, request.norm_type)};
+}
+
+ClipOutcome TensorwiseMode::clip(
+    ParamGroups& groups, const ClipRequest& request) {
   const GradientSync mode = sync_();
-  const std::vector<Job> jobs = collect(groups);
+  const std::vector<Job> jobs = collect(groups, request.options.group);
   const World world = world_of(groups);
   if (mode == GradientSync::kImplicit) {
     const AskerScope asker("optimizer.clip");
-    std::vector<at::Tensor> params;
-    std::ranges::transform(
-        jobs, std::back_inserter(params), [](const Job& job) {
-          return job.slot->parameter;
-        });
-    return clip_partial_gradients(world, params, max_norm, norm_type);
+    return clip_implicit(world, jobs, request);
   }
   reduce(jobs, mode);
   const AskerScope asker("optimizer.clip");
@@ -373,13 +422,33 @@ double TensorwiseMode::clip(
   for (const Job& job : jobs) {
     parts.push_back({gradient_part(*job.slot), job.slot->state_spec});
   }
-  const double norm = global_norm(world, parts, norm_type);
-  const double coefficient = clip_coefficient(max_norm, norm);
+  const double norm = global_norm(world, parts, request.norm_type);
+  if (request.options.error_if_nonfinite && !std::isfinite(norm)) {
+    return {norm, true, nonfinite_of(world, jobs, /*is_reduced=*/true)};
+  }
+  const double coefficient = clip_coefficient(request.max_norm, norm);
   if (coefficient != 1) {
     std::ranges::for_each(
         jobs, [&](const Job& job) { job.slot->gradient.scale(coefficient); });
   }
-  return norm;
+  return {norm};
+}
+
+void TensorwiseMode::clip_value(
+    ParamGroups& groups, double limit, std::optional<size_t> group) {
+  const GradientSync mode = sync_();
+  const std::vector<Job> jobs = collect(groups, group);
+  if (mode != GradientSync::kImplicit) {
+    reduce(jobs, mode);
+  }
+  const AskerScope asker("optimizer.clip");
+  for (const Job& job : jobs) {
+    if (mode == GradientSync::kImplicit) {
+      job.slot->parameter.mutable_grad().clamp_(-limit, limit);
+    } else {
+      job.slot->gradient.cut(limit);
+    }
+  }
 }
 
 at::Tensor TensorwiseMode::reduced_gradient(const at::Tensor& parameter) const {

@@ -16,6 +16,7 @@
 #include <tessera/optim/vector_call.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <type_traits>
 #include <vector>
@@ -63,6 +64,26 @@ struct UpdateLoop {
   }
 };
 
+// Scales gradients and cuts them, NaN staying NaN.
+template <typename T>
+struct ScaleAndCut {
+  T factor;
+  T limit;
+
+  [[gnu::always_inline]] void operator()(
+      const T* from, T* to, int64_t count) const {
+    TESSERA_INDEPENDENT
+    for (int64_t i = 0; i < count; ++i) {
+      const T scaled = from[i] * factor;
+      to[i] = scaled < -limit ? -limit : scaled > limit ? limit : scaled;
+    }
+  }
+};
+
+bool is_limited(const UpdateStep& step) {
+  return std::isfinite(step.gradient_limit);
+}
+
 template <typename T>
 using Update = c10::function_ref<void(const Operands<T>&, int64_t)>;
 
@@ -91,6 +112,7 @@ class Walk {
         update_(update),
         value_type_(
             range.master == nullptr ? range.parameter_type : c10::kFloat),
+        state_type_(range.state_type.value_or(value_type_)),
         value_(range.master == nullptr ? range.parameter : range.master),
         store_(
             static_cast<int64_t>(c10::elementSize(range.parameter_type)) *
@@ -100,9 +122,10 @@ class Walk {
                 : Store::kCached) {}
 
   void run(int64_t begin, int64_t end) {
-    const bool in_place = value_type_ == kType &&
+    const bool in_place = value_type_ == kType && state_type_ == kType &&
         range_.gradient_type == kType && range_.master == nullptr &&
-        range_.gradients.size() == 1 && range_.copies.empty();
+        range_.gradients.size() == 1 && range_.copies.empty() &&
+        !is_limited(step_);
     const int64_t length = in_place ? end - begin : kBlock;
     for (; begin < end; begin += length) {
       block(begin, std::min(length, end - begin));
@@ -113,15 +136,32 @@ class Walk {
   static constexpr c10::ScalarType kType = c10::CppTypeToScalarType<T>::value;
   using Scratch = std::array<T, kBlock>;
 
-  T* loaded(void* base, int64_t begin, int64_t count, Scratch& scratch) {
-    if (value_type_ == kType) {
+  static T* loaded(
+      void* base,
+      c10::ScalarType type,
+      int64_t begin,
+      int64_t count,
+      Scratch& scratch) {
+    if (type == kType) {
       return static_cast<T*>(base) + begin;
     }
-    widen(value_type_, at(base, begin, value_type_), scratch.data(), count);
+    widen(type, at(base, begin, type), scratch.data(), count);
     return scratch.data();
   }
 
   const T* gradient(int64_t begin, int64_t count) {
+    const T* gradient = summed_gradient(begin, count);
+    if (!is_limited(step_)) {
+      return gradient;
+    }
+    const ScaleAndCut<T> cut{
+        static_cast<T>(step_.gradient_scale),
+        static_cast<T>(step_.gradient_limit)};
+    vector_call(cut, gradient, gradient_.data(), count);
+    return gradient_.data();
+  }
+
+  const T* summed_gradient(int64_t begin, int64_t count) {
     const c10::ScalarType type = range_.gradient_type;
     const std::byte* source = at(range_.gradients[0], begin, type);
     if (range_.gradients.size() > 1) {
@@ -142,17 +182,20 @@ class Walk {
 
   void block(int64_t begin, int64_t count) {
     Operands<T> operands{
-        loaded(value_, begin, count, scratch_[3]), gradient(begin, count), {}};
+        loaded(value_, value_type_, begin, count, scratch_[3]),
+        gradient(begin, count),
+        {}};
     for (size_t s = 0; s < states_; ++s) {
-      operands.states[s] = loaded(range_.states[s], begin, count, scratch_[s]);
+      operands.states[s] =
+          loaded(range_.states[s], state_type_, begin, count, scratch_[s]);
     }
     update_(operands, count);
-    if (value_type_ != kType) {
+    if (state_type_ != kType) {
       for (size_t s = 0; s < states_; ++s) {
         narrow_nearest(
-            value_type_,
+            state_type_,
             operands.states[s],
-            at(range_.states[s], begin, value_type_),
+            at(range_.states[s], begin, state_type_),
             count);
       }
     }
@@ -193,6 +236,7 @@ class Walk {
   size_t states_;
   Update<T> update_;
   c10::ScalarType value_type_;
+  c10::ScalarType state_type_;
   void* value_;
   Store store_;
   std::vector<const std::byte*> sources_;
@@ -210,7 +254,8 @@ void update_range(
   update::with_functor<T>(
       rule, options, step.step, [&]<typename Functor>(const Functor& functor) {
         const UpdateLoop<T, Functor> loop{
-            functor, static_cast<T>(step.gradient_scale)};
+            functor,
+            static_cast<T>(is_limited(step) ? 1 : step.gradient_scale)};
         const auto update = [&](const Operands<T>& operands, int64_t count) {
           vector_call(loop, operands, count);
         };

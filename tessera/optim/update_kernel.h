@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 
@@ -24,9 +25,10 @@ struct UpdateRange {
   std::span<const void* const> gradients;
   c10::ScalarType gradient_type = c10::kFloat;
   bool average = false; // of the gradients, instead of their sum
-  // In the order of state_fields. float32 beside a master, else of the
-  // parameter's dtype.
+  // In the order of state_fields. Without a type: float32 beside a master, else
+  // of the parameter's dtype.
   std::array<void*, 3> states = {};
+  std::optional<c10::ScalarType> state_type = std::nullopt;
   // Where else the new parameter goes, bit for bit: the peers' copies.
   std::span<void* const> copies;
   int64_t numel = 0;
@@ -37,6 +39,8 @@ struct UpdateRange {
 struct UpdateStep {
   int64_t step = 1; // how many updates these elements have had, with this one
   double gradient_scale = 1; // multiplies gradients: unscaling and clipping
+  // Scaled gradients are cut to [-limit, limit].
+  double gradient_limit = std::numeric_limits<double>::infinity();
   // Rounds parameters of 16 bits stochastically: up as often as the value is
   // near the upper neighbour. The draw depends on seed, step and the global
   // index of the element only, so that no sharding changes it.
@@ -44,8 +48,8 @@ struct UpdateStep {
 };
 
 // One step of the rule, as torch's optimizer of that name does it, in one pass
-// over memory: read gradients, multiply by the scale, apply weight decay and
-// rule, write values, states, parameter and copies. Computes in float32, in
+// over memory: read gradients, multiply by the scale, cut, apply weight decay
+// and rule, write values, states, parameter and copies. Computes in float32, in
 // float64 for such parameters. The numbers do not depend on the processor, on
 // threads, or on how elements are divided into calls. Uses libtorch's threads
 // for large ranges. Throws UsageError for dtypes other than float32, float64,
