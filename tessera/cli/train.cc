@@ -44,6 +44,10 @@ class StepLog {
           {"forward_backward", report.seconds.forward_backward},
           {"communication", report.seconds.communication},
           {"optimizer", report.seconds.optimizer}}}};
+    if (report.loss_scale != 1) {
+      line["loss_scale"] = report.loss_scale;
+      line["skipped"] = report.is_skipped;
+    }
     if (validation_loss) {
       line["validation_loss"] = *validation_loss;
     }

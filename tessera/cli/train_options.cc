@@ -9,6 +9,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <fstream>
 #include <string>
 
@@ -18,6 +19,44 @@ namespace {
 constexpr int64_t kDefaultSteps = 250;
 constexpr int64_t kDefaultCompareSteps = 35;
 constexpr const char* kBatchAxis = "dp";
+
+struct NamedDtype {
+  const char* name;
+  c10::ScalarType dtype;
+};
+constexpr std::array<NamedDtype, 3> kDtypes = {
+    {{"float32", c10::kFloat},
+     {"bfloat16", c10::kBFloat16},
+     {"float16", c10::kHalf}}};
+
+struct NamedOptimizer {
+  const char* name;
+  TrainerOptimizer optimizer;
+};
+constexpr std::array<NamedOptimizer, 6> kOptimizers = {
+    {{"adamw", TrainerOptimizer::kAdamW},
+     {"adam", TrainerOptimizer::kAdam},
+     {"sgd", TrainerOptimizer::kSgd},
+     {"rmsprop", TrainerOptimizer::kRmsprop},
+     {"adagrad", TrainerOptimizer::kAdagrad},
+     {"lion", TrainerOptimizer::kLion}}};
+
+template <typename Named>
+std::vector<std::string> names_of(const Named& entries) {
+  std::vector<std::string> names;
+  names.reserve(entries.size());
+  for (const auto& entry : entries) {
+    names.emplace_back(entry.name);
+  }
+  return names;
+}
+
+// Parsing has checked the name.
+template <typename Named>
+const auto& entry_of(const Named& entries, const std::string& name) {
+  return *std::ranges::find_if(
+      entries, [&](const auto& entry) { return name == entry.name; });
+}
 
 // An option that counts something; a value of 0 is filled in later, so that it
 // is no default to show.
@@ -68,6 +107,13 @@ void declare_model_options(CLI::App& app, TrainOptions& options) {
              "Preset ({}) or a JSON file with Hugging Face's field names",
              fmt::join(llama_presets(), ", ")))
       ->capture_default_str();
+  add_choice(
+      app,
+      "--dtype",
+      options.dtype,
+      names_of(kDtypes),
+      "Of weights and activations; updates are float32's, and float16 scales "
+      "its loss");
   add_count(app, "--batch", options.batch, "Rows per rank and step");
   add_count(app, "--seq", options.sequence, "Tokens per row");
   add_number(
@@ -114,7 +160,13 @@ void declare_schedule_options(CLI::App& app, TrainOptions& options) {
       "--weight-decay",
       options.weight_decay,
       number_from_zero(),
-      "Of AdamW");
+      "Of the optimizer");
+  add_choice(
+      app,
+      "--optimizer",
+      options.optimizer,
+      names_of(kOptimizers),
+      "What updates the weights; sgd has momentum 0.9");
   add_number(
       app,
       "--clip",
@@ -231,6 +283,19 @@ void check_writable(const char* option, const std::string& path) {
   }
 }
 
+// Masters and scaling are kBucketed's.
+void check_dtype(const TrainOptions& options) {
+  const GradientSync sync = sync_of(options.sync);
+  const bool is_bucketed =
+      sync == GradientSync::kDefault || sync == GradientSync::kBucketed;
+  if (options.dtype != "float32" && (!is_bucketed || options.compare)) {
+    throw UsageError(fmt::format(
+        "--dtype {}: only --sync bucketed keeps float32 masters of 16-bit "
+        "weights; take that, without --compare, or float32",
+        options.dtype));
+  }
+}
+
 void fill_defaults(TrainOptions& options) {
   if (options.steps == 0) {
     options.steps = options.compare ? kDefaultCompareSteps : kDefaultSteps;
@@ -246,6 +311,8 @@ void fill_defaults(TrainOptions& options) {
 TrainerOptions trainer_options(const TrainOptions& options) {
   TrainerOptions trainer;
   trainer.model = load_llama_config(options.model);
+  trainer.dtype = entry_of(kDtypes, options.dtype).dtype;
+  trainer.optimizer = entry_of(kOptimizers, options.optimizer).optimizer;
   trainer.schedule = {
       .peak = options.learning_rate,
       .warmup = *options.warmup,
@@ -301,6 +368,7 @@ TrainPlan make_plan(
   TrainPlan plan;
   plan.options = options;
   fill_defaults(plan.options);
+  check_dtype(options);
   if (!options.mesh.empty()) {
     plan.axes = parse_mesh(options.mesh);
     check_batch_axis(options.mesh, plan.axes);

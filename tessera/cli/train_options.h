@@ -25,6 +25,8 @@ struct TrainOptions {
       0; // 0: as many as the mesh has, else one; under a launcher its world
   std::string mesh; // empty: dp over all ranks
   std::string backend = "auto";
+  std::string dtype = "float32"; // of weights; or "bfloat16", "float16"
+  std::string optimizer = "adamw"; // or adam, sgd, rmsprop, adagrad, lion
   std::string sync = "default"; // or an option of sync_modes()
   int64_t bucket_mb = 64; // MiB of parameters in a flat buffer, at most
   bool overlap = false; // reductions begin during backward

@@ -79,6 +79,22 @@ TEST(TrainOptions, NamesEverySynchronisationMode) {
   EXPECT_THROW(plan({"--sync", "fast"}), CLI::ValidationError);
 }
 
+TEST(TrainOptions, NamesDtypesAndOptimizers) {
+  EXPECT_EQ(plan({}).trainer.dtype, c10::kFloat);
+  EXPECT_EQ(plan({"--dtype", "bfloat16"}).trainer.dtype, c10::kBFloat16);
+  EXPECT_EQ(plan({"--dtype", "float16"}).trainer.dtype, c10::kHalf);
+  EXPECT_EQ(plan({}).trainer.optimizer, TrainerOptimizer::kAdamW);
+  EXPECT_EQ(
+      plan({"--optimizer", "lion"}).trainer.optimizer, TrainerOptimizer::kLion);
+  EXPECT_EQ(
+      plan({"--optimizer", "sgd"}).trainer.optimizer, TrainerOptimizer::kSgd);
+  EXPECT_THROW(plan({"--dtype", "int8"}), CLI::ValidationError);
+  EXPECT_THROW(plan({"--optimizer", "lbfgs"}), CLI::ValidationError);
+  EXPECT_THAT(
+      error_of({"--dtype", "bfloat16", "--sync", "implicit"}),
+      testing::HasSubstr("take that, without --compare, or float32"));
+}
+
 TEST(TrainOptions, SaysWhatToDoAboutAWorldThatDoesNotFit) {
   EXPECT_THAT(
       error_of({"--mesh", "dp=3", "--ranks", "2"}),

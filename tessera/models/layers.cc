@@ -20,6 +20,13 @@ at::TensorOptions options() {
   return at::TensorOptions(c10::get_default_dtype());
 }
 
+// float32 in place of 16 bits.
+at::Tensor widened(const at::Tensor& x) {
+  return x.scalar_type() == c10::kHalf || x.scalar_type() == c10::kBFloat16
+      ? x.to(c10::kFloat)
+      : x;
+}
+
 at::Tensor fresh_normal(at::IntArrayRef sizes, double std) {
   return at::empty(sizes, options()).normal_(0, std);
 }
@@ -50,7 +57,10 @@ RmsNormLayer::RmsNormLayer(int64_t dim, double eps) : eps_(eps) {
 }
 
 at::Tensor RmsNormLayer::forward(const at::Tensor& x) const {
-  return x * (x.square().mean(-1, /*keepdim=*/true) + eps_).rsqrt() * weight;
+  const at::Tensor wide = widened(x); // squares of float16 overflow early
+  const at::Tensor scale =
+      (wide.square().mean(-1, /*keepdim=*/true) + eps_).rsqrt();
+  return (wide * scale).to(x.scalar_type()) * weight;
 }
 
 LayerNormLayer::LayerNormLayer(int64_t dim, double eps) : eps_(eps) {
@@ -64,7 +74,7 @@ at::Tensor LayerNormLayer::forward(const at::Tensor& x) const {
 
 at::Tensor token_loss(const at::Tensor& logits, const at::Tensor& targets) {
   return at::cross_entropy_loss(
-      logits.reshape({-1, logits.size(-1)}), targets.reshape({-1}));
+      widened(logits).reshape({-1, logits.size(-1)}), targets.reshape({-1}));
 }
 
 } // namespace tessera

@@ -35,7 +35,7 @@ class EmbeddingLayer : public torch::nn::Module {
 };
 
 // x / sqrt(mean(x^2) + eps) * weight over the last dim (Zhang and Sennrich
-// 2019, arXiv 1910.07467).
+// 2019, arXiv 1910.07467). The mean is float32's for x of 16 bits.
 class RmsNormLayer : public torch::nn::Module {
  public:
   RmsNormLayer(int64_t dim, double eps);
@@ -60,7 +60,8 @@ class LayerNormLayer : public torch::nn::Module {
   double eps_;
 };
 
-// Mean cross entropy of logits [..., vocab] against target ids [...]; a scalar.
+// Mean cross entropy of logits [..., vocab] against target ids [...]; a scalar,
+// of float32 for logits of 16 bits.
 at::Tensor token_loss(const at::Tensor& logits, const at::Tensor& targets);
 
 } // namespace tessera

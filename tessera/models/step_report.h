@@ -21,6 +21,8 @@ struct StepReport {
   double gradient_norm = 0; // global, before clipping; 0 without clipping
   double learning_rate = 0;
   int64_t tokens = 0; // of all ranks
+  double loss_scale = 1; // of this step, with float16
+  bool is_skipped = false; // gradients were not finite under that scale
   StepSeconds seconds;
 };
 

@@ -8,8 +8,14 @@
 #include <tessera/dtensor/random.h>
 #include <tessera/models/llama.h>
 #include <tessera/models/trainer.h>
+#include <tessera/optim/grad_scaler.h>
+#include <tessera/optim/lion.h>
 #include <tessera/optim/sharded_optimizer.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -81,13 +87,65 @@ std::shared_ptr<Llama> build_model(
         options.model.max_position_embeddings));
   }
   manual_seed(mesh.world(), options.seed);
-  return build(mesh, [&] { return std::make_shared<Llama>(options.model); });
+  auto model =
+      build(mesh, [&] { return std::make_shared<Llama>(options.model); });
+  if (options.dtype != c10::kFloat) {
+    model->to(options.dtype);
+  }
+  return model;
 }
 
-torch::optim::AdamW adamw(const Llama& model, const TrainerOptions& options) {
-  auto settings = torch::optim::AdamWOptions(options.schedule.peak);
+template <typename Options>
+Options adam_options(const TrainerOptions& options) {
+  Options settings(options.schedule.peak);
   settings.betas({0.9, 0.95}).weight_decay(options.weight_decay);
-  return torch::optim::AdamW(model.parameters(), settings);
+  return settings;
+}
+
+template <typename Options>
+Options plain_options(const TrainerOptions& options) {
+  Options settings(options.schedule.peak);
+  settings.weight_decay(options.weight_decay);
+  return settings;
+}
+
+ShardedOptimizer make_optimizer(
+    std::vector<at::Tensor> parameters, const TrainerOptions& options) {
+  const auto sharded = [&](torch::optim::Optimizer&& optimizer) {
+    return shard_optimizer(
+        std::move(optimizer),
+        ShardingStage{options.axis, options.stage},
+        {.sync = options.sync,
+         .bucket_bytes = options.bucket_bytes,
+         .overlap = options.overlap,
+         .one_pass = options.one_pass});
+  };
+  switch (options.optimizer) {
+    case TrainerOptimizer::kAdamW:
+      break;
+    case TrainerOptimizer::kAdam:
+      return sharded(torch::optim::Adam(
+          std::move(parameters),
+          adam_options<torch::optim::AdamOptions>(options)));
+    case TrainerOptimizer::kSgd:
+      return sharded(torch::optim::SGD(
+          std::move(parameters),
+          plain_options<torch::optim::SGDOptions>(options).momentum(0.9)));
+    case TrainerOptimizer::kRmsprop:
+      return sharded(torch::optim::RMSprop(
+          std::move(parameters),
+          plain_options<torch::optim::RMSpropOptions>(options)));
+    case TrainerOptimizer::kAdagrad:
+      return sharded(torch::optim::Adagrad(
+          std::move(parameters),
+          plain_options<torch::optim::AdagradOptions>(options)));
+    case TrainerOptimizer::kLion:
+      return sharded(
+          Lion(std::move(parameters), plain_options<LionOptions>(options)));
+  }
+  return sharded(torch::optim::AdamW(
+      std::move(parameters),
+      adam_options<torch::optim::AdamWOptions>(options)));
 }
 
 } // namespace
@@ -102,13 +160,8 @@ struct Trainer::Impl {
         axis(mesh.axis_index(options.axis)),
         loader(std::move(file), loader_options(mesh, axis, options)),
         model(build_model(mesh, options)),
-        optimizer(shard_optimizer(
-            adamw(*model, options),
-            ShardingStage{options.axis, options.stage},
-            {.sync = options.sync,
-             .bucket_bytes = options.bucket_bytes,
-             .overlap = options.overlap,
-             .one_pass = options.one_pass})) {}
+        optimizer(make_optimizer(model->parameters(), options)),
+        scaler({.enabled = options.dtype == c10::kHalf}) {}
 
   // The batch as two distributed tensors, cut along the axis.
   Batch distributed(const Batch& local) const {
@@ -131,7 +184,8 @@ struct Trainer::Impl {
       const Batch batch =
           distributed(loader.train(steps_done * options.passes + pass));
       const at::Tensor loss = model->loss(batch.tokens, batch.targets);
-      (options.passes > 1 ? loss / options.passes : loss).backward();
+      scaler.scale(options.passes > 1 ? loss / options.passes : loss)
+          .backward();
       sum += loss.item<double>();
     }
     return sum / static_cast<double>(options.passes);
@@ -149,6 +203,7 @@ struct Trainer::Impl {
   TokenLoader loader;
   std::shared_ptr<Llama> model;
   ShardedOptimizer optimizer;
+  GradScaler scaler; // does nothing but with float16
   int64_t steps_done = 0;
 };
 
@@ -174,10 +229,13 @@ StepReport Trainer::step() {
   const Stopwatch::Lap forward_backward = watch.lap();
 
   self.set_learning_rate(report.learning_rate);
+  report.loss_scale = self.scaler.scale();
   if (self.options.clip > 0) {
+    self.scaler.unscale(self.optimizer);
     report.gradient_norm = self.optimizer.clip_grad_norm(self.options.clip);
   }
-  self.optimizer.step();
+  report.is_skipped = !self.scaler.step(self.optimizer);
+  self.scaler.update();
   const Stopwatch::Lap optimizer = watch.lap();
 
   report.seconds.forward_backward = forward_backward.own;
@@ -209,7 +267,8 @@ int64_t Trainer::tokens_per_step() const {
 }
 
 int64_t Trainer::state_bytes() const {
-  return impl_->optimizer.state_bytes();
+  const OptimizerMemory memory = impl_->optimizer.memory();
+  return memory.state_bytes + memory.master_bytes;
 }
 
 const TokenLoader& Trainer::loader() const {

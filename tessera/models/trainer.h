@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <c10/core/ScalarType.h>
 #include <tessera/data/loader.h>
 #include <tessera/mesh/device_mesh.h>
 #include <tessera/models/llama_config.h>
@@ -16,8 +17,23 @@ namespace tessera {
 class Llama;
 enum class GradientSync : uint8_t; // tessera/optim/sharded_optimizer.h
 
+// SGD has momentum 0.9; the others torch's usual settings, AdamW and Adam with
+// betas 0.9 and 0.95.
+enum class TrainerOptimizer : uint8_t {
+  kAdamW,
+  kAdam,
+  kSgd,
+  kRmsprop,
+  kAdagrad,
+  kLion
+};
+
 struct TrainerOptions {
   LlamaConfig model;
+  // Of weights and activations: float32, bfloat16, or float16, whose losses a
+  // GradScaler scales. The optimizer keeps float32 masters of 16-bit weights.
+  c10::ScalarType dtype = c10::kFloat;
+  TrainerOptimizer optimizer = TrainerOptimizer::kAdamW;
   Schedule schedule;
   int64_t batch = 8; // rows per rank and backward pass
   int64_t passes = 1; // backward passes whose gradients a step accumulates
@@ -35,7 +51,7 @@ struct TrainerOptions {
       "dp"; // mesh axis that the batch and the optimizer's states are cut along
 };
 
-// Trains a Llama on a token file with AdamW, its batch cut along one mesh axis
+// Trains a Llama on a token file, its batch cut along one mesh axis
 // and its optimizer sharded over the same. Every rank of the mesh makes one
 // with the same options. Runs with the same seed and global batch give the same
 // losses, to rounding, on any number of ranks and in every synchronisation
@@ -61,7 +77,7 @@ class Trainer {
   double validation_loss(int64_t batches) const;
 
   int64_t tokens_per_step() const; // of all ranks
-  int64_t state_bytes() const; // optimizer state on this rank
+  int64_t state_bytes() const; // optimizer state on this rank, with masters
   const TokenLoader& loader() const;
   const Llama& model() const;
 

@@ -106,6 +106,59 @@ TEST(Trainer, AccumulationOverlapAndStagesGiveTheSameLosses) {
   }
 }
 
+// To the rounding of the activations.
+TEST(Trainer, SixteenBitsTrainNearFloat32OnAnyNumberOfRanks) {
+  Curve expected;
+  run_ranks(1, [&](World world) {
+    expected = train(world, options(1, GradientSync::kBucketed));
+  });
+  for (const auto dtype : {c10::kBFloat16, c10::kHalf}) {
+    for (const int64_t ranks : {1, 2, 3}) {
+      run_ranks(ranks, [&](World world) {
+        TrainerOptions trainer = options(ranks, GradientSync::kBucketed);
+        trainer.dtype = dtype;
+        const Curve got = train(world, trainer);
+        for (size_t i = 0; i < expected.losses.size(); ++i) {
+          EXPECT_NEAR(got.losses[i], expected.losses[i], 0.05)
+              << ranks << " ranks, " << c10::toString(dtype) << ", step "
+              << i + 1;
+          EXPECT_NEAR(got.norms[i], expected.norms[i], 0.1 * expected.norms[i])
+              << ranks << " ranks, " << c10::toString(dtype) << ", step "
+              << i + 1;
+        }
+      });
+    }
+  }
+}
+
+TEST(Trainer, EveryOptimizerLearnsAlikeOnAnyNumberOfRanks) {
+  for (const TrainerOptimizer optimizer :
+       {TrainerOptimizer::kAdam,
+        TrainerOptimizer::kSgd,
+        TrainerOptimizer::kRmsprop,
+        TrainerOptimizer::kAdagrad,
+        TrainerOptimizer::kLion}) {
+    Curve expected;
+    for (const int64_t ranks : {1, 3}) {
+      run_ranks(ranks, [&](World world) {
+        TrainerOptions trainer = options(ranks, GradientSync::kBucketed);
+        trainer.optimizer = optimizer;
+        trainer.schedule.peak = 1e-3;
+        const Curve got = train(world, trainer);
+        if (ranks == 1) {
+          expected = got;
+          EXPECT_LT(got.losses.back(), got.losses.front());
+          return;
+        }
+        for (size_t i = 0; i < expected.losses.size(); ++i) {
+          EXPECT_NEAR(got.losses[i], expected.losses[i], 1e-3)
+              << "optimizer " << int(optimizer) << ", step " << i + 1;
+        }
+      });
+    }
+  }
+}
+
 TEST(Trainer, ReportsTimesThatAddUp) {
   run_ranks(2, [&](World world) {
     Trainer trainer(

@@ -445,6 +445,9 @@ TEST(PrecisionErrors, RefusesDtypesThatAreNoGradients) {
     Setting setting;
     setting.options.reduce_dtype = torch::kInt;
     EXPECT_THROW(Job(world, setting), UsageError);
+    setting.options.reduce_dtype = torch::kFloat;
+    setting.options.sync = GradientSync::kReduceScatter;
+    EXPECT_THROW(Job(world, setting), UsageError);
   });
 }
 

@@ -97,6 +97,13 @@ void ShardedOptimizer::Impl::make_mode(const ParamGroups& groups) {
         "shard_optimizer: got ShardingStage2 in a mode without flat buffers, "
         "expected kBucketed; choose that, or ShardingStage1");
   }
+  if (!is_bucketed &&
+      (options.reduce_dtype ||
+       options.narrow_update == NarrowUpdate::kStochasticRounding)) {
+    throw UsageError(
+        "shard_optimizer: got reduce_dtype or kStochasticRounding in a mode "
+        "without flat buffers, expected kBucketed; choose that");
+  }
   mode = is_bucketed
       ? make_bucketed_mode(rule, stage, options, groups)
       : make_tensorwise_mode(rule, stage.axis, [this] { return sync(); });

@@ -76,6 +76,7 @@ struct ShardOptions {
   // parameters are one pass over it, unless the step was clipped. There are no
   // reduced gradients then. Of ShardingStage1 without overlap.
   bool one_pass = false;
+  // The other modes update as torch does.
   NarrowUpdate narrow_update = NarrowUpdate::kMasterWeights;
   uint64_t rounding_seed = 0; // of kStochasticRounding; alike on all ranks
   // In which gradients accumulate and are reduced: their buffers, and so
