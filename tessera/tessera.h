@@ -14,6 +14,7 @@
 #include <tessera/mesh/device_mesh.h>
 #include <tessera/mesh/placement.h>
 #include <tessera/mesh/tensor_spec.h>
+#include <tessera/optim/grad_scaler.h>
 #include <tessera/optim/gradient_placements.h>
 #include <tessera/optim/lion.h>
 #include <tessera/optim/sharded_optimizer.h>
