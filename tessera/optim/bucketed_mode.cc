@@ -14,9 +14,9 @@
 #include <tessera/dtensor/dtensor.h>
 #include <tessera/optim/bucket_state.h>
 #include <tessera/optim/bucketed_gradients.h>
-#include <tessera/optim/flat_state.h>
 #include <tessera/optim/global_norm.h>
 #include <tessera/optim/one_pass_update.h>
+#include <tessera/optim/slot_state.h>
 #include <tessera/optim/step_mode.h>
 #include <tessera/optim/update_kernel.h>
 
@@ -136,11 +136,6 @@ class BucketedMode : public StepMode {
       std::optional<uint64_t> seed);
   BucketState& state_at(const FlatBucket& bucket);
   void place_loaded(const Listed& listed);
-  void place_state(
-      const ParameterState& loaded,
-      const FlatBucket& bucket,
-      BucketSlot& slot,
-      const ParamOptions& options);
 
   UpdateRule rule_;
   bool one_pass_;
@@ -374,30 +369,6 @@ void BucketedMode::update_in_place(
   });
 }
 
-// Of a slot: where this rank's share lies in its local tensor, and in the
-// bucket's part.
-struct SlotShare {
-  ShareOf place;
-  FlatRange in_part;
-};
-
-SlotShare share_of(const FlatBucket& bucket, const BucketSlot& slot) {
-  FlatRange mine = intersect(slot.range, bucket.part());
-  if (mine.size() == 0) {
-    mine = {slot.range.begin, slot.range.begin};
-  }
-  const int64_t first = mine.size() == 0 ? mine.begin : bucket.part().begin;
-  return {
-      {spec_of(slot.parameter),
-       local_of(slot.parameter),
-       {mine.begin - slot.range.begin, mine.end - slot.range.begin}},
-      {mine.begin - first, mine.end - first}};
-}
-
-at::Tensor in_part(const at::Tensor& flat, const FlatRange& range) {
-  return flat.narrow(0, range.begin, range.size());
-}
-
 std::optional<ParameterState> BucketedMode::state_of(
     const ParamGroups& groups,
     const StateMap& /*states*/,
@@ -410,29 +381,11 @@ std::optional<ParameterState> BucketedMode::state_of(
   if (bucket == nullptr || bucket->slots()[index].steps == 0) {
     return std::nullopt;
   }
-  const BucketSlot& slot = bucket->slots()[index];
-  const SlotShare share = share_of(*bucket, slot);
-  Placements summed = placements_of(parameter);
-  for (const FlatCutAxis& cut : bucket->kind().cuts) {
-    summed[static_cast<size_t>(cut.axis)] = Partial();
-  }
-  const BucketState& kept = states_.at(bucket);
-  ParameterState state{slot.steps, {}};
-  // A rank without elements of the bucket's parameters has no flat states.
-  const at::Tensor nothing = bucket->parameters({0, 0}).to(kept.dtype());
-  size_t i = 0;
-  const auto* group = group_of(groups, parameter);
-  for (const StateField& field : state_fields(rule_, group->options())) {
-    const at::Tensor mine = i < kept.states().size()
-        ? in_part(kept.states()[i++], share.in_part)
-        : nothing;
-    state.tensors[field.name] = whole_of(share.place, mine, summed);
-  }
-  if (kept.masters().defined()) {
-    state.tensors[kMasterWeight] =
-        whole_of(share.place, in_part(kept.masters(), share.in_part), summed);
-  }
-  return state;
+  return whole_state(
+      *bucket,
+      bucket->slots()[index],
+      states_.at(bucket),
+      state_fields(rule_, group_of(groups, parameter)->options()));
 }
 
 void BucketedMode::load_state(
@@ -461,33 +414,10 @@ void BucketedMode::place_loaded(const Listed& listed) {
         entry.second,
         *place.bucket,
         place.bucket->slots()[place.slot],
-        listed.options_of(index->second));
+        state_at(*place.bucket),
+        state_fields(rule_, listed.options_of(index->second)));
     return true;
   });
-}
-
-void BucketedMode::place_state(
-    const ParameterState& loaded,
-    const FlatBucket& bucket,
-    BucketSlot& slot,
-    const ParamOptions& options) {
-  const SlotShare share = share_of(bucket, slot);
-  BucketState& state = state_at(bucket);
-  const std::vector<StateField> fields = state_fields(rule_, options);
-  const auto flat = state.states(fields.size());
-  for (size_t i = 0; i < fields.size(); ++i) {
-    copy_share(
-        share.place,
-        loaded.tensors.at(fields[i].name),
-        in_part(flat[i], share.in_part));
-  }
-  const auto master = loaded.tensors.find(kMasterWeight);
-  if (state.masters().defined() && master != loaded.tensors.end()) {
-    copy_share(
-        share.place, master->second, in_part(state.masters(), share.in_part));
-    state.note_masters();
-  }
-  slot.steps = loaded.steps;
 }
 
 at::Tensor BucketedMode::reduced_gradient(
