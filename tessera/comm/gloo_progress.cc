@@ -4,17 +4,6 @@
 #include <tessera/comm/rendezvous.h>
 
 namespace tessera {
-namespace {
-
-std::string message_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& known) {
-    return known.what();
-  }
-}
-
-} // namespace
 GlooProgress::GlooProgress(
     std::chrono::milliseconds timeout, std::shared_ptr<PeerFailure> failure)
     : timeout_(timeout),

@@ -34,6 +34,14 @@ void stop_transfer(c10d::Work& transfer) {
   }
 }
 
+std::string message_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& known) {
+    return known.what();
+  }
+}
+
 PeerFailure::PeerFailure(const GroupSetup& setup, std::string backend)
     : peers_(setup.peers),
       world_ranks_(setup.world_ranks),

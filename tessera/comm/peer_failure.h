@@ -57,4 +57,6 @@ class PeerFailure {
 // Not every kind of work can be stopped; those end by their timeout.
 void stop_transfer(c10d::Work& transfer);
 
+std::string message_of(const std::exception_ptr& error);
+
 } // namespace tessera

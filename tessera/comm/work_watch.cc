@@ -25,14 +25,6 @@ struct Entry {
   bool done = false;
 };
 
-std::string message_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& known) {
-    return known.what();
-  }
-}
-
 } // namespace
 
 // Shared with the works, which may outlive the group.

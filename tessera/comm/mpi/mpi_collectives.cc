@@ -166,7 +166,8 @@ class MpiCollectives : public Collectives {
 };
 
 WorkPtr MpiCollectives::all_reduce(const at::Tensor& tensor, ReduceOp op) {
-  const auto call = group_->begin("all_reduce", c10d::OpType::ALLREDUCE);
+  const auto call =
+      group_->begin(CollectiveKind::kAllReduce, c10d::OpType::ALLREDUCE);
   const auto dtype = working_dtype(tensor.scalar_type(), op);
   const at::Tensor worked = tensor.detach().to(dtype); // itself where it can be
   call->results = {tensor};
@@ -195,8 +196,8 @@ WorkPtr MpiCollectives::reduce_scatter(
     const at::Tensor& out,
     std::span<const int64_t> counts,
     ReduceOp op) {
-  const auto call =
-      group_->begin("reduce_scatter", c10d::OpType::REDUCE_SCATTER);
+  const auto call = group_->begin(
+      CollectiveKind::kReduceScatter, c10d::OpType::REDUCE_SCATTER);
   const auto dtype = working_dtype(in.scalar_type(), op);
   const at::Tensor source = apart(in.detach().to(dtype), out);
   const at::Tensor worked = dtype == out.scalar_type()
@@ -257,7 +258,8 @@ WorkPtr MpiCollectives::all_gather(
     const at::Tensor& in,
     const at::Tensor& out,
     std::span<const int64_t> counts) {
-  const auto call = group_->begin("all_gather", c10d::OpType::ALLGATHER);
+  const auto call =
+      group_->begin(CollectiveKind::kAllGather, c10d::OpType::ALLGATHER);
   call->results = {out};
   const std::vector<int64_t> starts = starts_of(counts);
   const auto own = static_cast<std::size_t>(group_->rank());
@@ -306,7 +308,8 @@ WorkPtr MpiCollectives::all_to_all(
     const at::Tensor& out,
     std::span<const int64_t> in_counts,
     std::span<const int64_t> out_counts) {
-  const auto call = group_->begin("all_to_all", c10d::OpType::ALLTOALL);
+  const auto call =
+      group_->begin(CollectiveKind::kAllToAll, c10d::OpType::ALLTOALL);
   const auto own = static_cast<std::size_t>(group_->rank());
   if (in_counts[own] != out_counts[own]) {
     throw UsageError(fmt::format(
@@ -346,7 +349,8 @@ WorkPtr MpiCollectives::all_to_all(
 }
 
 WorkPtr MpiCollectives::broadcast(const at::Tensor& tensor, int64_t root) {
-  const auto call = group_->begin("broadcast", c10d::OpType::BROADCAST);
+  const auto call =
+      group_->begin(CollectiveKind::kBroadcast, c10d::OpType::BROADCAST);
   call->results = {tensor};
   return group_->start(call, [&] {
     by_pieces(tensor.numel(), [&](int64_t begin, int count) {
@@ -393,7 +397,9 @@ void MpiCollectives::transfer(
 WorkPtr MpiCollectives::message(
     const at::Tensor& tensor, int64_t peer, int tag, bool sends) {
   const auto call = group_->begin(
-      sends ? "send" : "recv", sends ? c10d::OpType::SEND : c10d::OpType::RECV);
+      sends ? CollectiveKind::kSend : CollectiveKind::kRecv,
+      sends ? c10d::OpType::SEND : c10d::OpType::RECV);
+  call->peer = peer;
   call->where +=
       fmt::format(" {} rank {}, tag {}", sends ? "to" : "from", peer, tag);
   if (tag < 0 || tag > group_->max_tag()) {
@@ -415,7 +421,8 @@ WorkPtr MpiCollectives::recv(const at::Tensor& tensor, int64_t peer, int tag) {
 }
 
 WorkPtr MpiCollectives::barrier() {
-  const auto call = group_->begin("barrier", c10d::OpType::BARRIER);
+  const auto call =
+      group_->begin(CollectiveKind::kBarrier, c10d::OpType::BARRIER);
   return group_->start(call, [&] {
     check_mpi(
         MPI_Ibarrier(group_->communicator(), call->next_request()),

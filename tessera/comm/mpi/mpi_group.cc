@@ -20,6 +20,7 @@
 #include <algorithm>
 #include <climits>
 #include <cstdio>
+#include <stdexcept>
 #include <utility>
 
 namespace tessera {
@@ -93,9 +94,22 @@ MpiGroup::MpiGroup(
       name_(setup.name),
       timeout_(setup.timeout),
       max_count_(largest_count()),
-      max_tag_(largest_tag(communicator)) {}
+      max_tag_(largest_tag(communicator)),
+      peers_(setup.peers),
+      failure_(setup, "mpi") {
+  if (peers_) {
+    listener_ = peers_->add_listener([this](int64_t world_rank) {
+      if (failure_.in_group(world_rank)) {
+        die(failure_.end_of(world_rank));
+      }
+    });
+  }
+}
 
 MpiGroup::~MpiGroup() {
+  if (peers_) {
+    peers_->remove_listener(listener_);
+  }
   const bool in_order = mpi_is_running() && std::uncaught_exceptions() == 0;
   try {
     if (in_order) {
@@ -121,16 +135,19 @@ void MpiGroup::finish_pending() {
   }
 }
 
-std::string MpiGroup::where(const char* operation, uint64_t seq) const {
+std::string MpiGroup::where(std::string_view operation, uint64_t seq) const {
   return fmt::format(
       "{} [rank {}/{}, group {}, seq {}]", operation, rank_, size_, name_, seq);
 }
 
-MpiOperationPtr MpiGroup::begin(const char* operation, c10d::OpType type) {
+MpiOperationPtr MpiGroup::begin(CollectiveKind kind, c10d::OpType type) {
+  const bool message =
+      kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
   auto one = std::make_shared<MpiOperation>();
-  one->seq = ++seq_;
-  one->where = where(operation, one->seq);
+  one->seq = message ? seq_.load() : ++seq_;
+  one->where = where(name_of(kind), one->seq);
   one->type = type;
+  failure_.note(kind, one->seq);
   if (dead_) {
     const std::scoped_lock lock(mutex_);
     throw PeerError(
@@ -146,9 +163,10 @@ WorkPtr MpiGroup::start(
     const MpiTurn turn;
     post();
   } catch (const PeerError& error) {
-    die(error.what());
     bury({operation});
-    throw;
+    const auto explained = explain(*operation, error);
+    die(message_of(explained));
+    std::rethrow_exception(explained);
   }
   {
     const std::scoped_lock lock(mutex_);
@@ -210,10 +228,9 @@ bool MpiGroup::test(MpiOperation& operation) {
   if (code != MPI_SUCCESS) {
     fail(
         operation,
-        fmt::format(
-            "MPI says: {}; a peer went away or called something else; look at "
-            "its output",
-            mpi_error_text(first_error(code, statuses))));
+        explain(
+            operation,
+            std::runtime_error(mpi_error_text(first_error(code, statuses)))));
   } else if (done != 0) {
     complete(operation, received);
   } else if (dead_) {
@@ -229,10 +246,11 @@ void MpiGroup::complete(MpiOperation& operation, int64_t received_bytes) {
   if (received_bytes != operation.expected_bytes) {
     return fail(
         operation,
-        fmt::format(
-            "got messages of {} bytes, expected {}; shapes must match",
+        std::make_exception_ptr(PeerError(fmt::format(
+            "{}: got messages of {} bytes, expected {}; shapes must match",
+            operation.where,
             received_bytes,
-            operation.expected_bytes));
+            operation.expected_bytes))));
   }
   try {
     if (operation.last) {
@@ -246,11 +264,24 @@ void MpiGroup::complete(MpiOperation& operation, int64_t received_bytes) {
   operation.held.clear();
 }
 
-void MpiGroup::fail(MpiOperation& operation, const std::string& text) {
-  const std::string message = operation.where + ": " + text;
-  operation.error = std::make_exception_ptr(PeerError(message));
+void MpiGroup::fail(MpiOperation& operation, std::exception_ptr error) {
+  die(message_of(error));
+  operation.error = std::move(error);
   operation.done = true;
-  die(message);
+}
+
+std::exception_ptr MpiGroup::explain(
+    const MpiOperation& operation, const std::exception& error) const {
+  std::string said = error.what();
+  if (said.starts_with(operation.where + ": ")) { // it comes first anyway
+    said.erase(0, operation.where.size() + 2);
+  }
+  return failure_.explain(
+      {.where = operation.where,
+       .seq = operation.seq,
+       .suspect = operation.peer,
+       .message = operation.peer >= 0},
+      std::runtime_error(said));
 }
 
 bool MpiGroup::wait(MpiOperation& operation, std::chrono::milliseconds limit) {
@@ -268,17 +299,16 @@ bool MpiGroup::wait(MpiOperation& operation, std::chrono::milliseconds limit) {
   return true;
 }
 
+// A caller that only looks in for a while blames nobody.
 void MpiGroup::time_out(
     const MpiOperation& operation, std::chrono::milliseconds limit) {
-  const std::string message = fmt::format(
-      "{}: not done within {} ms; a peer has not called it or has stopped; "
-      "look at the other ranks' output",
-      operation.where,
-      limit.count());
-  if (limit >= timeout_) {
-    die(message);
+  if (limit < timeout_) {
+    throw TimeoutError(fmt::format(
+        "{}: not done within {} ms", operation.where, limit.count()));
   }
-  throw TimeoutError(message);
+  const auto error = explain(operation, std::runtime_error("timed out"));
+  die(message_of(error));
+  std::rethrow_exception(error);
 }
 
 void MpiGroup::die(const std::string& reason) {
@@ -289,6 +319,9 @@ void MpiGroup::die(const std::string& reason) {
 
 void MpiGroup::abort_job(const std::string& reason) {
   die(reason);
+  if (peers_) {
+    peers_->fail(reason);
+  }
   std::fprintf(
       stderr,
       "tessera: group %s is aborted, and the job with it: %s\n",

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <mpi.h>
 #include <tessera/comm/mpi/mpi_plugin.h>
+#include <tessera/comm/peer_failure.h>
 
 #include <atomic>
 #include <chrono>
@@ -14,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <vector>
 
@@ -23,7 +25,8 @@ namespace tessera {
 // are done.
 struct MpiOperation {
   std::string where; // begins the messages of errors
-  uint64_t seq = 0;
+  uint64_t seq = 0; // of the group's collectives; messages do not count
+  int64_t peer = -1; // the other end of a message
   c10d::OpType type = c10d::OpType::UNKNOWN;
   std::vector<at::Tensor> results;
   std::vector<at::Tensor> held; // buffers of ours
@@ -47,7 +50,8 @@ struct MpiOperation {
 using MpiOperationPtr = std::shared_ptr<MpiOperation>;
 
 // A communicator and the calls on their way in it. It lives as long as its
-// Works do.
+// Works do. MPI does not say whose end broke a call, and some calls it lets
+// wait for ever: the world's watch tells who is gone.
 class MpiGroup : public std::enable_shared_from_this<MpiGroup> {
  public:
   // Takes over the communicator.
@@ -80,7 +84,7 @@ class MpiGroup : public std::enable_shared_from_this<MpiGroup> {
 
   // Begins a call: gives it its number and its name. Throws PeerError when the
   // group is dead.
-  MpiOperationPtr begin(const char* operation, c10d::OpType type);
+  MpiOperationPtr begin(CollectiveKind kind, c10d::OpType type);
   // Runs `post`, which calls MPI, and hands out the Work.
   WorkPtr start(
       const MpiOperationPtr& operation, const std::function<void()>& post);
@@ -90,11 +94,11 @@ class MpiGroup : public std::enable_shared_from_this<MpiGroup> {
   // Blocks until it is done or the limit has passed. Returns whether it is.
   bool wait(MpiOperation& operation, std::chrono::milliseconds limit);
   // What a wait past its limit throws. With the group's own timeout it kills
-  // the group.
+  // the group and looks for who is behind it, which may take two seconds more.
   [[noreturn]] void time_out(
       const MpiOperation& operation, std::chrono::milliseconds limit);
 
-  std::string where(const char* operation, uint64_t seq) const;
+  std::string where(std::string_view operation, uint64_t seq) const;
   void die(const std::string& reason);
   [[noreturn]] void abort_job(const std::string& reason);
 
@@ -102,7 +106,9 @@ class MpiGroup : public std::enable_shared_from_this<MpiGroup> {
   void sweep();
   void finish_pending();
   void complete(MpiOperation& operation, int64_t received_bytes);
-  void fail(MpiOperation& operation, const std::string& text);
+  void fail(MpiOperation& operation, std::exception_ptr error);
+  std::exception_ptr explain(
+      const MpiOperation& operation, const std::exception& error) const;
 
   MPI_Comm communicator_;
   std::shared_ptr<MpiSession> session_;
@@ -112,6 +118,9 @@ class MpiGroup : public std::enable_shared_from_this<MpiGroup> {
   std::chrono::milliseconds timeout_;
   int64_t max_count_;
   int max_tag_;
+  std::shared_ptr<PeerWatch> peers_;
+  PeerFailure failure_; // asked with no lock of MPI's or of this group's held
+  uint64_t listener_ = 0;
   std::atomic<uint64_t> seq_ = 0;
   std::atomic<bool> dead_ = false;
   std::mutex mutex_; // of what follows

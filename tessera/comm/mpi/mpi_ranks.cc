@@ -108,6 +108,34 @@ void stall() {
   reduce(world);
 }
 
+// Rank 1 dies, alone or in the middle of what its main thread does; the others
+// live on until all have told what they heard.
+void killed() {
+  std::signal(SIGUSR1, SIG_IGN); // Hydra's word for a rank that has died
+  const World world = init({.backend = "mpi"});
+  at::Tensor x = at::ones({1'000'000});
+  world.group().all_reduce(x, ReduceOp::kMax)->wait();
+  if (world.rank() == 1) {
+    if (environment("TESSERA_TEST_WHERE") != "inside") {
+      raise(SIGKILL);
+    }
+    std::thread([] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      raise(SIGKILL);
+    }).detach();
+  }
+  try {
+    while (true) {
+      world.group().all_reduce(x, ReduceOp::kMax)->wait();
+    }
+  } catch (const PeerError& error) {
+    std::printf("caught: %s\n", error.what());
+    std::fflush(stdout);
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    _exit(3);
+  }
+}
+
 void throw_error() {
   throw std::runtime_error("thrown on purpose");
 }
@@ -119,6 +147,7 @@ const std::map<std::string, void (*)()>& parts() {
       {"twice", twice},
       {"careless", careless},
       {"stall", stall},
+      {"killed", killed},
       {"throw", [] { one_stays_away(throw_error); }},
       {"kill", [] { one_stays_away([] { raise(SIGKILL); }); }},
       {"exit0", [] { one_stays_away([] { std::exit(0); }); }},

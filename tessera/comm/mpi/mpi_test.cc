@@ -4,12 +4,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -160,8 +165,52 @@ TEST_P(UnderLauncher, ALatePeerIsATimeout) {
   EXPECT_NE(outcome.code, 124) << outcome.output;
   EXPECT_THAT(
       outcome.output,
-      ContainsRegex("all_reduce .rank [02]/3, group world, seq 2.: not done "
-                    "within 2000 ms"));
+      ContainsRegex("all_reduce .rank [02]/3, group world, seq 2.: rank 1 .pid "
+                    "[0-9]+, host .*., last operation all_reduce seq 1, did "
+                    "not arrive in time .timeout of 2000 ms; mpi: timed out"));
+}
+
+// The file's text once it has that many lines, or after a while.
+std::string lines_of(const std::string& path, int lines) {
+  std::string text;
+  for (int look = 0; look < 300 && times(text, "\n") < lines; ++look) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    std::ifstream file(path);
+    text.assign(std::istreambuf_iterator<char>(file), {});
+  }
+  return text;
+}
+
+// Launchers end the others before they can say anything: a shell keeps the
+// death from Open MPI's, and Hydra is asked not to, and then only sends
+// SIGUSR1, but forwards no output. UCX without CMA, which ends a process whose
+// peer is gone.
+TEST_P(UnderLauncher, KillNineIsAnErrorThatNamesTheRank) {
+  const bool hydra = std::string(GetParam().name) == "mpich";
+  const std::string path = testing::TempDir() + "/tessera_mpi_killed." +
+      GetParam().name + std::to_string(getpid());
+  for (const std::string where : {"inside", "between"}) {
+    SCOPED_TRACE(where);
+    const Outcome outcome = start(
+        3,
+        (hydra ? "-disable-auto-cleanup " : "") +
+            ("sh -c \"trap : USR1; " + ranks_program("killed") + " >>" + path) +
+            "; true\"",
+        "UCX_TLS=^cma TESSERA_TEST_WHERE=" + where,
+        GetParam(),
+        60);
+    EXPECT_NE(outcome.code, 124) << outcome.output;
+    const std::string text = lines_of(path, 2);
+    for (const char* rank : {"0", "2"}) {
+      EXPECT_THAT(
+          text,
+          ContainsRegex(
+              std::string("caught: all_reduce .rank ") + rank +
+              "/3, group world, seq [0-9]+.: .*rank 1 .pid [0-9]+, host .*., "
+              "last operation all_reduce seq [0-9]+, died"));
+    }
+    std::remove(path.c_str());
+  }
 }
 
 // Whatever ends one rank ends the job, though the others wait for ever: only
