@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 #include <tessera/base/text.h>
 #include <tessera/comm/call_header.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 
 namespace tessera {
 namespace {
@@ -35,6 +37,34 @@ CallHeader header_of(const CallDescription& call, uint64_t seq) {
   }
   copy_text(header.asker.data(), header.asker.size(), AskerScope::current());
   return header;
+}
+
+CallCard card_of(
+    const CallDescription& call, uint64_t seq, const std::string& host) {
+  CallCard card{};
+  card.header = header_of(call, seq);
+  card.pid = getpid();
+  copy_text(card.host.data(), card.host.size(), host);
+  return card;
+}
+
+CallCard read_card(const std::byte* bytes) {
+  std::array<std::byte, sizeof(CallCard)> raw{};
+  std::copy_n(bytes, raw.size(), raw.begin());
+  std::byte& flag = raw[offsetof(CallHeader, has_op)];
+  flag = std::byte{flag != std::byte{0}}; // a bool can hold nothing else
+  CallCard card;
+  std::memcpy(&card, raw.data(), raw.size());
+  card.header.asker.back() = '\0';
+  card.host.back() = '\0';
+  return card;
+}
+
+bool is_sound(const CallHeader& header) {
+  return header.kind <= kLastCollective && header.op <= ReduceOp::kProduct &&
+      header.dtype >= 0 &&
+      header.dtype < static_cast<int8_t>(at::ScalarType::NumOptions) &&
+      header.ndim >= -1 && header.ndim <= static_cast<int64_t>(kMaxHeaderDims);
 }
 
 std::string describe(const Announcement& call) {

@@ -6,6 +6,7 @@
 #include <tessera/comm/reduce_op.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -43,6 +44,22 @@ struct CallHeader {
 
 // The header of a call, with the asker of this thread's AskerScope.
 CallHeader header_of(const CallDescription& call, uint64_t seq);
+
+// A header and who announces it, to be sent from process to process.
+struct CallCard {
+  CallHeader header;
+  int64_t pid;
+  std::array<char, 64> host;
+};
+
+CallCard card_of(
+    const CallDescription& call, uint64_t seq, const std::string& host);
+
+// The first sizeof(CallCard) of the bytes that a peer sent, changed where they
+// could not be read at all.
+CallCard read_card(const std::byte* bytes);
+// Whether a peer's header can be described and compared.
+bool is_sound(const CallHeader& header);
 
 // A header with its counts, as one rank wrote it.
 struct Announcement {

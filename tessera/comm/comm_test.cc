@@ -104,6 +104,9 @@ TEST_P(OnEveryWorld, EverythingOverGlooInTheDebugMode) {
         check_reductions(world.group(), 1001, at::kBFloat16, ReduceOp::kSum);
         check_movements(world.group(), 1000, at::kInt);
         check_all_to_all(world.group(), 5);
+        if (world.size() > 1) {
+          check_ring(world.group());
+        }
         check_random_sequences(world, 1, 3);
         world.group().barrier()->wait();
       },

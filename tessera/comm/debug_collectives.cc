@@ -5,6 +5,7 @@
 #include <tessera/base/text.h>
 #include <tessera/comm/call_header.h>
 #include <tessera/comm/debug_collectives.h>
+#include <tessera/comm/debug_messages_impl.h>
 #include <tessera/comm/rank_text.h>
 #include <tessera/comm/rendezvous.h>
 #include <unistd.h>
@@ -18,14 +19,7 @@
 namespace tessera {
 namespace {
 
-// What a rank sends, its header first; 2 * size counts follow it.
-struct Card {
-  CallHeader header;
-  int64_t pid;
-  std::array<char, 64> host;
-};
-
-// What a peer sent, after it was made sure that it can be described.
+// What the ranks sent: a card each, and 2 * size counts.
 class Cards {
  public:
   Cards(const at::Tensor& bytes, int64_t size) : size_(size) {
@@ -33,34 +27,17 @@ class Cards {
     const auto each = static_cast<std::size_t>(bytes.numel() / size);
     const auto n = static_cast<std::size_t>(2 * size);
     for (std::size_t rank = 0; rank < static_cast<std::size_t>(size); ++rank) {
-      std::array<std::byte, sizeof(Card)> raw{};
-      std::memcpy(raw.data(), data + rank * each, raw.size());
-      std::byte& flag = raw[offsetof(CallHeader, has_op)];
-      flag = std::byte{flag != std::byte{0}}; // a bool can hold nothing else
-      Card card;
-      std::memcpy(&card, raw.data(), raw.size());
-      card.header.asker.back() = '\0';
-      card.host.back() = '\0';
-      cards_.push_back(card);
+      cards_.push_back(read_card(data + rank * each));
       std::vector<int64_t> counts(n);
       std::memcpy(
           counts.data(),
-          data + rank * each + sizeof(Card),
+          data + rank * each + sizeof(CallCard),
           n * sizeof(int64_t));
       counts_.push_back(std::move(counts));
     }
   }
 
-  bool sound(int64_t rank) const {
-    const CallHeader& header = card(rank).header;
-    return header.kind <= kLastCollective && header.op <= ReduceOp::kProduct &&
-        header.dtype >= 0 &&
-        header.dtype < static_cast<int8_t>(at::ScalarType::NumOptions) &&
-        header.ndim >= -1 &&
-        header.ndim <= static_cast<int64_t>(kMaxHeaderDims);
-  }
-
-  const Card& card(int64_t rank) const {
+  const CallCard& card(int64_t rank) const {
     return cards_[static_cast<std::size_t>(rank)];
   }
   Announcement announcement(int64_t rank) const {
@@ -79,7 +56,7 @@ class Cards {
   }
 
   int64_t size_;
-  std::vector<Card> cards_;
+  std::vector<CallCard> cards_;
   std::vector<std::vector<int64_t>> counts_;
 };
 
@@ -91,7 +68,8 @@ class DebugCollectives : public Collectives {
         world_ranks_(setup.world_ranks),
         name_(setup.name),
         host_(host_name()),
-        on_cpu_(setup.host) {}
+        on_cpu_(setup.host),
+        messages_(setup, on_cpu_ ? *on_cpu_ : *inner_) {}
 
   WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op) override {
     compare(
@@ -149,10 +127,10 @@ class DebugCollectives : public Collectives {
   }
 
   WorkPtr send(const at::Tensor& tensor, int64_t peer, int tag) override {
-    return inner_->send(tensor, peer, tag);
+    return messages_.start(CollectiveKind::kSend, tensor, peer, tag);
   }
   WorkPtr recv(const at::Tensor& tensor, int64_t peer, int tag) override {
-    return inner_->recv(tensor, peer, tag);
+    return messages_.start(CollectiveKind::kRecv, tensor, peer, tag);
   }
 
   WorkPtr barrier() override {
@@ -184,6 +162,7 @@ class DebugCollectives : public Collectives {
     return inner_->backend();
   }
   void abort(const std::string& reason) override {
+    messages_.die(reason);
     inner_->abort(reason);
   }
   void leave() override {
@@ -204,7 +183,7 @@ class DebugCollectives : public Collectives {
         seq_);
   }
   std::string who(const Cards& cards, int64_t rank) const {
-    const Card& card = cards.card(rank);
+    const CallCard& card = cards.card(rank);
     return rank_text(
         rank,
         world_ranks_[static_cast<std::size_t>(rank)],
@@ -225,22 +204,19 @@ class DebugCollectives : public Collectives {
   std::string host_;
   std::shared_ptr<Collectives> on_cpu_; // null: inner_
   std::mutex mutex_; // of all below
-  uint64_t seq_ = 0;
-  std::string dead_; // the first error
+  uint64_t seq_ = 0; // of the collectives
+  DebugMessages messages_; // also keeps why the group is dead
 };
 
 at::Tensor DebugCollectives::own_card(const CallDescription& call) const {
-  Card card{};
-  card.header = header_of(call, seq_);
-  card.pid = getpid();
-  copy_text(card.host.data(), card.host.size(), host_);
+  const CallCard card = card_of(call, seq_, host_);
   const auto counts_bytes = 2 * size() * int64_t{sizeof(int64_t)};
   at::Tensor bytes =
-      at::empty({int64_t{sizeof(Card)} + counts_bytes}, at::kByte);
+      at::empty({int64_t{sizeof(CallCard)} + counts_bytes}, at::kByte);
   auto* data = static_cast<std::byte*>(bytes.mutable_data_ptr());
   std::memset(data, 0, bytes.nbytes());
-  std::memcpy(data, &card, sizeof(Card));
-  std::byte* counts = data + sizeof(Card);
+  std::memcpy(data, &card, sizeof(CallCard));
+  std::byte* counts = data + sizeof(CallCard);
   if (!call.counts.empty()) {
     std::memcpy(counts, call.counts.data(), call.counts.size_bytes());
   }
@@ -255,9 +231,10 @@ at::Tensor DebugCollectives::own_card(const CallDescription& call) const {
 
 void DebugCollectives::compare(const CallDescription& call) {
   const std::scoped_lock lock(mutex_);
-  if (!dead_.empty()) {
+  const std::string dead = messages_.dead();
+  if (!dead.empty()) {
     throw PeerError(
-        where(call.kind) + ": the group is dead; first error: " + dead_);
+        where(call.kind) + ": the group is dead; first error: " + dead);
   }
   ++seq_;
   const at::Tensor own = own_card(call);
@@ -265,8 +242,9 @@ void DebugCollectives::compare(const CallDescription& call) {
   const std::vector<int64_t> each(
       static_cast<std::size_t>(size()), own.numel());
   const auto context = [&](const Error& error) {
-    dead_ = where(call.kind) + ", comparing calls: " + error.what();
-    return dead_;
+    std::string text = where(call.kind) + ", comparing calls: " + error.what();
+    messages_.die(text);
+    return text;
   };
   try {
     Collectives& exchange = on_cpu_ ? *on_cpu_ : *inner_;
@@ -287,7 +265,7 @@ void DebugCollectives::compare_headers(const Cards& cards) {
   const Announcement mine = cards.announcement(rank_);
   const CollectiveKind kind = mine.header.kind;
   for (int64_t peer = 0; peer < size(); ++peer) {
-    if (!cards.sound(peer)) {
+    if (!is_sound(cards.card(peer).header)) {
       fail(kind, fmt::format("rank {} sent bytes that describe no call", peer));
     }
     const Announcement theirs = cards.announcement(peer);
@@ -326,8 +304,9 @@ void DebugCollectives::compare_pairs(const Cards& cards) {
 }
 
 void DebugCollectives::fail(CollectiveKind kind, const std::string& text) {
-  dead_ = where(kind) + ": " + text;
-  throw PeerError(dead_);
+  const std::string whole = where(kind) + ": " + text;
+  messages_.die(whole);
+  throw PeerError(whole);
 }
 
 } // namespace

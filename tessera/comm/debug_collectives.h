@@ -13,9 +13,9 @@ namespace tessera {
 // size, so a mismatch is a PeerError on every rank, and nothing was moved.
 // After one the group is dead. A call blocks until all ranks have come to it.
 // The exchange goes over the group's calls on the CPU where `inner` has a
-// device (GroupSetup::host). Sends and receives are passed on as they are: a
-// receive could be compared only by waiting for the sender, who may wait for
-// it.
+// device (GroupSetup::host). Sends and receives are compared pair by pair, see
+// debug_messages.h; their wait() blocks until the peer has called the other
+// half.
 std::unique_ptr<Collectives> make_debug_collectives(
     std::unique_ptr<Collectives> inner, const GroupSetup& setup);
 

@@ -186,6 +186,127 @@ TEST(Mismatch, MessagesOfDifferentSizeFailBothEnds) {
   });
 }
 
+// In the debug mode both ends of a message get a PeerError that matches.
+template <typename Matcher>
+void expect_message_mismatch(
+    const std::function<void(const Group&)>& here,
+    const std::function<void(const Group&)>& there,
+    const Matcher& matcher) {
+  run_ranks(
+      2,
+      [&](World world) {
+        const auto& mine = world.rank() == 0 ? here : there;
+        EXPECT_THAT(
+            [&] { mine(world.group()); }, ThrowsMessage<PeerError>(matcher));
+        EXPECT_THAT(
+            [&] { world.group().barrier()->wait(); },
+            ThrowsMessage<PeerError>(HasSubstr("the group is dead")));
+      },
+      {.backend = "gloo",
+       .timeout = std::chrono::milliseconds(500),
+       .debug_collectives = true});
+}
+
+TEST(Mismatch, ShapesOfAMessageInTheDebugMode) {
+  expect_message_mismatch(
+      [](const Group& group) {
+        group.send(at::ones({7}), 1, 3)->wait();
+        group.send(at::ones({100}), 1, 3)->wait();
+      },
+      [](const Group& group) {
+        group.recv(at::ones({7}), 0, 3)->wait();
+        group.recv(at::ones({50}), 0, 3)->wait();
+      },
+      AllOf(
+          HasSubstr("tag 3: "),
+          HasSubstr("seq 2]"),
+          HasSubstr("send of Float [100]"),
+          HasSubstr("recv of Float [50]"),
+          HasSubstr("(pid "),
+          HasSubstr("shapes must match")));
+}
+
+TEST(Mismatch, DtypesOfAMessageInTheDebugMode) {
+  expect_message_mismatch(
+      [](const Group& group) { group.send(at::ones({6}), 1)->wait(); },
+      [](const Group& group) {
+        group.recv(at::ones({6}, at::kInt), 0)->wait();
+      },
+      AllOf(
+          HasSubstr("send of Float [6]"),
+          HasSubstr("recv of Int [6]"),
+          HasSubstr("dtypes must match")));
+}
+
+TEST(Mismatch, DirectionsOfAMessageInTheDebugMode) {
+  for (const bool sends : {true, false}) {
+    const auto same = [sends](const Group& group) {
+      const int64_t peer = 1 - group.rank();
+      (sends ? group.send(at::ones({6}), peer, 2)
+             : group.recv(at::ones({6}), peer, 2))
+          ->wait();
+    };
+    expect_message_mismatch(
+        same,
+        same,
+        AllOf(
+            HasSubstr(
+                sends ? "send of Float [6] here, send of Float [6] on rank"
+                      : "recv of Float [6] here, recv of Float [6] on rank"),
+            HasSubstr("directions must match")));
+  }
+}
+
+// Each waits for one of its calls before it waits for the other; none may hold
+// up what the peer waits for.
+TEST(DebugMode, MessagesGoOnThoughNobodyWaitsForThem) {
+  run_ranks(
+      3,
+      [](World world) {
+        const Group& group = world.group();
+        const int64_t next = (group.rank() + 1) % 3;
+        const int64_t previous = (group.rank() + 2) % 3;
+        std::vector<at::Tensor> received;
+        std::vector<WorkPtr> works;
+        for (int64_t i = 0; i < 8; ++i) {
+          const at::Tensor x = at::full({1000}, 10 * group.rank() + i);
+          works.push_back(group.send(x, next, static_cast<int>(i % 2)));
+        }
+        group.barrier()->wait();
+        for (int64_t i = 0; i < 8; ++i) {
+          received.push_back(at::empty({1000}, at::kLong));
+          works.push_back(
+              group.recv(received.back(), previous, static_cast<int>(i % 2)));
+        }
+        const bool backwards = group.rank() == 1;
+        for (std::size_t i = 0; i < works.size(); ++i) {
+          works[backwards ? works.size() - 1 - i : i]->wait();
+        }
+        for (int64_t i = 0; i < 8; ++i) {
+          EXPECT_TRUE(received[static_cast<std::size_t>(i)]
+                          .eq(10 * previous + i)
+                          .all()
+                          .item<bool>());
+        }
+      },
+      {.backend = "gloo", .debug_collectives = true});
+}
+
+TEST(DebugMode, ASenderThatLeavesIsNamed) {
+  run_ranks(
+      2,
+      [](World world) {
+        if (world.rank() == 0) {
+          EXPECT_THAT(
+              [&] { world.group().recv(at::ones({5}), 1, 9)->wait(); },
+              ThrowsMessage<PeerError>(AllOf(
+                  HasSubstr("from rank 1, tag 9: rank 1 (pid "),
+                  HasSubstr("has left the world"))));
+        }
+      },
+      {.backend = "gloo", .debug_collectives = true});
+}
+
 TEST(Timeout, NamesTheRankThatStaysAway) {
   run_ranks(
       3,

@@ -234,6 +234,15 @@ bool PeerWatch::has_ended(const Peer& peer) const {
   return peer.pidfd >= 0 && poll(&query, 1, 0) > 0;
 }
 
+bool PeerWatch::is_done(int64_t rank) const {
+  const Peer& peer = this->peer(rank);
+  const PeerStatus* status = peer.status.get();
+  return has_ended(peer) ||
+      (status != nullptr &&
+       (status->left.load(std::memory_order_acquire) != 0 ||
+        status->failed.load(std::memory_order_acquire) != 0));
+}
+
 std::string PeerWatch::describe(int64_t rank) const {
   const Peer& peer = this->peer(rank);
   std::string text = rank_text(rank, rank, peer.pid, peer.host);

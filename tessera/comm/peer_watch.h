@@ -79,6 +79,10 @@ class PeerWatch {
       bool timed_out,
       const CallPlace& place);
 
+  // The rank has ended, left its world or failed: it will call nothing more.
+  // False where that cannot be seen.
+  bool is_done(int64_t rank) const;
+
   // "rank 3 (pid 17, host box), last operation all_reduce seq 12".
   std::string describe(int64_t rank) const;
 

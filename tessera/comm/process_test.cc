@@ -130,9 +130,13 @@ TEST(Process, CollectivesOnOneToFourProcesses) {
 }
 
 TEST(Process, CollectivesOverGloo) {
-  const Outcome outcome =
-      launch_body(2, "Collectives", {{"TESSERA_BACKEND", "gloo"}});
-  EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+  for (const char* debug : {"0", "1"}) {
+    const Outcome outcome = launch_body(
+        2,
+        "Collectives",
+        {{"TESSERA_BACKEND", "gloo"}, {"TESSERA_DEBUG_COLLECTIVES", debug}});
+    EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+  }
 }
 
 TEST(RankBody, DISABLED_Mismatch) {

@@ -108,6 +108,13 @@ TEST_P(UnderLauncher, EveryCollectiveHoldsOnOneToFiveRanks) {
   }
 }
 
+TEST_P(UnderLauncher, EveryCollectiveHoldsInTheDebugMode) {
+  const Outcome outcome =
+      start(3, ranks_program("conformance"), "TESSERA_DEBUG_COLLECTIVES=1");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_EQ(times(outcome.output, "all held"), 3) << outcome.output;
+}
+
 TEST_P(UnderLauncher, LargeCountsAreCutIntoPieces) {
   for (const int ranks : {2, 3}) {
     const Outcome outcome = start(
