@@ -15,11 +15,13 @@ import subprocess
 import sys
 import time
 
+import source_groups
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LONGEST_FILE = 500
 LONGEST_TEST = 1000
 LONGEST_FUNCTION = 70
-GROUP_SIZE = 36
+GROUP_SIZE = 90
 HEADER_FILTER = r"/tessera/[a-z]+/(mpi/)?[a-z0-9_]+[.](h|cc)$"
 LICENCE = "SPDX-License-Identifier: Apache-2.0"
 
@@ -69,23 +71,6 @@ def format_check(files):
     return not complaints
 
 
-HIDDEN = re.compile(r"^namespace \{$(.*?)^\} *// namespace$", re.MULTILINE | re.DOTALL)
-KEYWORDS = {"int", "bool", "double", "void", "const", "operator", "noexcept"}
-NAMES = re.compile(r"^[\w:<].*?\b(\w+)(?=\(|\[|;| =|\{| \{)", re.MULTILINE)
-ENUMERATORS = re.compile(r"^enum (?!class\b)[^{;]*\{([^}]*)\}", re.MULTILINE)  # those of an unscoped enumeration
-ALIASES = re.compile(r"^using (\w+) = .*;$", re.MULTILINE)
-
-
-def hidden_names(path):
-    """What a source defines in its unnamed namespaces, roughly, with where it is defined: for an alias that is its own text, since the same
-    alias may stand twice. Sources that define a name differently cannot be read as one."""
-    blocks = HIDDEN.findall(path.read_text())
-    defined = {name for block in blocks for name in NAMES.findall(block)} - KEYWORDS
-    for block in blocks:
-        defined.update(name for body in ENUMERATORS.findall(block) for name in re.findall(r"\bk[A-Z]\w*", body))
-    return {name: str(path) for name in defined} | {found[1]: found[0] for block in blocks for found in ALIASES.finditer(block)}
-
-
 def include_folders(entry):
     words = shlex.split(entry["command"])
     return [word for before, word in zip(words, words[1:]) if word.startswith("-I") or before == "-isystem"]
@@ -93,20 +78,23 @@ def include_folders(entry):
 
 def groups_of(paths, flags):
     """Sources that clang-tidy reads together, because most of its time goes into libtorch's headers, once for each run of it."""
-    groups = []
-    for path in paths:
-        names, folders = hidden_names(path), include_folders(flags[path])
-        for group in groups:
-            known = group["names"]
-            fits = all(known.get(name, where) == where for name, where in names.items())
-            if fits and group["folders"] == folders and len(group["paths"]) < GROUP_SIZE:
-                break
+    return source_groups.groups_of(paths, kind=lambda path: include_folders(flags[path]), size=lambda path: 1, limit=GROUP_SIZE)
+
+
+UNITY_INCLUDE = re.compile(r'^#include "(.*)"$', re.MULTILINE)
+
+
+def flags_by_source(database):
+    """Each source's entry of compile_commands.json. A source that TESSERA_UNITY has made of several stands there for them."""
+    flags = {}
+    for entry in database:
+        path = pathlib.Path(entry["file"]).resolve()
+        if path.parent.name == "Unity":
+            parts = [pathlib.Path(name) for name in UNITY_INCLUDE.findall(path.read_text())]
+            flags.update({part: {**entry, "file": str(part), "command": entry["command"].replace(str(path), str(part))} for part in parts})
         else:
-            group = {"names": {}, "folders": folders, "paths": []}
-            groups.append(group)
-        group["names"] |= names
-        group["paths"].append(path)
-    return [group["paths"] for group in groups]
+            flags[path] = entry
+    return flags
 
 
 def run_tidy(folder, source):
@@ -118,17 +106,19 @@ def run_tidy(folder, source):
 
 
 def tidy_group(paths, flags):
-    """Reads the group as one source, or one by one where they do not fit together. True if nothing was found, and what was found."""
+    """Reads the group as one source, or its halves where they do not fit together. True if nothing was found, and what was found."""
     folder = ROOT / "build/lint" / "_".join(paths[0].relative_to(ROOT).with_suffix("").parts)
     folder.mkdir(parents=True, exist_ok=True)
     source = folder / "group.cc"
     source.write_text("".join(f'#include "{path}"\n' for path in paths))
-    entry = {**flags, "file": str(source), "command": flags["command"].replace(str(flags["file"]), str(source))}
+    entry = flags[paths[0]]
+    entry = {**entry, "file": str(source), "command": entry["command"].replace(str(entry["file"]), str(source))}
     (folder / "compile_commands.json").write_text(json.dumps([entry]))
     code, output = run_tidy(folder, source)
     if code and "[clang-diagnostic-error" in output and len(paths) > 1:
-        results = [run_tidy(ROOT / "build", path) for path in paths]
-        return not any(code for code, _ in results), "".join(output for _, output in results)
+        middle = len(paths) // 2
+        results = [tidy_group(half, flags) for half in (paths[:middle], paths[middle:])]
+        return all(fine for fine, _ in results), "".join(output for _, output in results)
     return code == 0, output
 
 
@@ -140,12 +130,12 @@ def is_test(path, flags):
 def tidy(files):
     started = time.monotonic()
     database = json.loads((ROOT / "build/compile_commands.json").read_text())
-    flags = {pathlib.Path(entry["file"]).resolve(): entry for entry in database}
+    flags = flags_by_source(database)
     chosen = files or [path for path in sorted(flags) if path.is_relative_to(ROOT / "tessera") and not is_test(path, flags)]
     good = True
     groups = groups_of(chosen, flags)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        for paths, (fine, output) in zip(groups, pool.map(lambda paths: tidy_group(paths, flags[paths[0]]), groups)):
+        for paths, (fine, output) in zip(groups, pool.map(lambda paths: tidy_group(paths, flags), groups)):
             good = good and fine
             print("ok    " if fine else "FAILED", " ".join(str(path.relative_to(ROOT / "tessera")) for path in paths), flush=True)
             if not fine:

@@ -9,6 +9,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "scripts"))
 import count_tests
 import lint
+import source_groups
 
 CTEST = """<testsuite>
 <testcase name="mesh_test" status="{mesh}"/>
@@ -87,6 +88,32 @@ class Lint(unittest.TestCase):
 
     def test_reads_together_what_shares_an_alias(self):
         self.assertEqual(self.groups(["using Clock = A;", "using Clock = A;", "using Clock = B;"]), [[0, 1], [2]])
+
+    def test_reads_apart_what_hides_a_name_that_another_uses(self):
+        self.assertEqual(self.groups(["struct Shard {\n};", "int f(const Shard& shard) {\n}", "int g() {\n}"]), [[0, 2], [1]])
+        self.assertEqual(self.groups(["struct Net : Module {\n};", "struct Other : Module {\n};"]), [[0, 1]])
+
+    def test_reads_together_what_uses_the_same_name(self):
+        self.assertEqual(self.groups(["using testing::Not;", "using testing::Not;", "using other::Not;"]), [[0, 1], [2]])
+
+    def test_reads_alone_what_opens_a_namespace(self):
+        self.assertEqual(self.groups(["", "} // namespace\nusing namespace a;\nnamespace {\n", ""]), [[0, 2], [1]])
+
+    def test_finds_the_sources_of_a_joined_one(self):
+        with tempfile.TemporaryDirectory() as folder:
+            joined = pathlib.Path(folder).resolve() / "Unity" / "unity_0_cxx.cxx"
+            joined.parent.mkdir()
+            joined.write_text('#include "/s/a.cc"\n\n#include "/s/b.cc"\n')
+            flags = lint.flags_by_source([{"file": str(joined), "command": f"c++ -c {joined}"}, {"file": "/s/c.cc", "command": "c++ -c /s/c.cc"}])
+            self.assertEqual([entry["command"] for entry in flags.values()], ["c++ -c /s/a.cc", "c++ -c /s/b.cc", "c++ -c /s/c.cc"])
+
+    def test_keeps_a_group_below_its_limit(self):
+        with tempfile.TemporaryDirectory() as folder:
+            paths = [pathlib.Path(folder) / f"{number}.cc" for number in range(4)]
+            for path, count in zip(paths, (3, 9, 3, 3)):
+                path.write_text("int x;\n" * count)
+            found = source_groups.groups_of(paths, kind=lambda path: None, size=source_groups.lines, limit=7)
+            self.assertEqual([[paths.index(path) for path in group] for group in found], [[0, 2], [1], [3]])
 
     def test_reads_apart_what_sees_other_folders(self):
         self.assertEqual(self.groups(["", "", ""], ["c++ -O2 -I/a", "c++ -I/b", "c++ -I/a"]), [[0, 2], [1]])

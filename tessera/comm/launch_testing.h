@@ -27,11 +27,11 @@ struct Outcome {
 };
 
 inline Outcome launch_and_capture(const LaunchOptions& options) {
-  testing::internal::CaptureStdout();
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStdout();
+  ::testing::internal::CaptureStderr();
   const int code = launch(options);
-  std::string out = testing::internal::GetCapturedStdout();
-  return {code, std::move(out), testing::internal::GetCapturedStderr()};
+  std::string out = ::testing::internal::GetCapturedStdout();
+  return {code, std::move(out), ::testing::internal::GetCapturedStderr()};
 }
 
 inline Outcome launch_shell(
@@ -72,7 +72,7 @@ struct Unlaunched {
     const std::string port = std::to_string(20'000 + getpid() % 20'000);
     for (int64_t rank = 0; rank < ranks; ++rank) {
       outputs.push_back(
-          testing::TempDir() + "tessera_" + std::to_string(getpid()) + "_" +
+          ::testing::TempDir() + "tessera_" + std::to_string(getpid()) + "_" +
           std::to_string(rank));
       const pid_t pid = fork();
       if (pid == 0) {

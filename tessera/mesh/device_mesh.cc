@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 #include <tessera/base/error.h>
+#include <tessera/base/index.h>
 #include <tessera/comm/devices.h>
 #include <tessera/mesh/device_mesh.h>
 #include <tessera/mesh/device_mesh_impl.h>
@@ -18,10 +19,6 @@
 namespace tessera {
 
 namespace {
-
-size_t at(int64_t index) {
-  return static_cast<size_t>(index);
-}
 
 // "dp=2,tp=4"
 std::string axes_text(const std::vector<Axis>& axes) {

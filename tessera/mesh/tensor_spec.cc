@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <tessera/base/error.h>
+#include <tessera/base/index.h>
 #include <tessera/mesh/device_mesh_impl.h>
 #include <tessera/mesh/tensor_spec.h>
 
@@ -12,10 +13,6 @@
 namespace tessera {
 
 namespace {
-
-size_t at(int64_t index) {
-  return static_cast<size_t>(index);
-}
 
 // The product of the sizes; 0 as soon as one of them is 0.
 int64_t checked_numel(c10::IntArrayRef sizes) {

@@ -75,10 +75,10 @@ TEST(LlamaConfig, ReadsRotarySettingsFromTheirOwnObject) {
   EXPECT_EQ(llama_config_from_json(object.dump(), "c.json").rope_theta, 77);
   EXPECT_THAT(
       error_with("rope_parameters", {{"rope_type", "llama3"}}),
-      testing::HasSubstr("rope_type"));
+      ::testing::HasSubstr("rope_type"));
   EXPECT_THAT(
       error_with("rope_parameters", 3),
-      testing::HasSubstr("expected an object"));
+      ::testing::HasSubstr("expected an object"));
 }
 
 TEST(LlamaConfig, ComesBackFromItsOwnJson) {
@@ -101,7 +101,8 @@ TEST(LlamaConfig, NamesTheFieldThatIsMissing) {
     object.erase(field);
     EXPECT_THAT(
         error_of(object.dump()),
-        testing::AllOf(testing::HasSubstr(field), testing::HasSubstr("c.json")))
+        ::testing::AllOf(
+            ::testing::HasSubstr(field), ::testing::HasSubstr("c.json")))
         << field;
   }
 }
@@ -121,18 +122,18 @@ TEST(LlamaConfig, RefusesSizesOfTheWrongTypeOrRange) {
   for (const json& value : hostile) {
     EXPECT_THAT(
         error_with("hidden_size", value),
-        testing::HasSubstr("\"hidden_size\" is"))
+        ::testing::HasSubstr("\"hidden_size\" is"))
         << value;
   }
   EXPECT_THAT(
       error_with("rms_norm_eps", "small"),
-      testing::HasSubstr("expected a positive number"));
+      ::testing::HasSubstr("expected a positive number"));
   EXPECT_THAT(
       error_with("rms_norm_eps", -1e-5),
-      testing::HasSubstr("expected a positive number"));
+      ::testing::HasSubstr("expected a positive number"));
   EXPECT_THAT(
       error_with("tie_word_embeddings", 1),
-      testing::HasSubstr("true or false"));
+      ::testing::HasSubstr("true or false"));
 }
 
 TEST(LlamaConfig, RefusesTextThatIsNoObject) {
@@ -145,7 +146,7 @@ TEST(LlamaConfig, RefusesTextThatIsNoObject) {
         "{\"vocab_size\": }",
         "\xff\xfe",
         "[[[[[[[[[["}) {
-    EXPECT_THAT(error_of(text), testing::HasSubstr("not a JSON object"))
+    EXPECT_THAT(error_of(text), ::testing::HasSubstr("not a JSON object"))
         << text;
   }
 }
@@ -153,23 +154,25 @@ TEST(LlamaConfig, RefusesTextThatIsNoObject) {
 TEST(LlamaConfig, RefusesHeadsThatDoNotDivide) {
   EXPECT_THAT(
       error_with("num_attention_heads", 5),
-      testing::HasSubstr("does not divide"));
+      ::testing::HasSubstr("does not divide"));
   EXPECT_THAT(
-      error_with("num_key_value_heads", 3), testing::HasSubstr("must divide"));
-  EXPECT_THAT(error_with("head_dim", 7), testing::HasSubstr("even"));
+      error_with("num_key_value_heads", 3),
+      ::testing::HasSubstr("must divide"));
+  EXPECT_THAT(error_with("head_dim", 7), ::testing::HasSubstr("even"));
 }
 
 TEST(LlamaConfig, RefusesSettingsOfOtherModels) {
   EXPECT_THAT(
       error_with("model_type", "gpt2"),
-      testing::HasSubstr("only setting built so far"));
+      ::testing::HasSubstr("only setting built so far"));
   EXPECT_THAT(
-      error_with("hidden_act", "gelu"), testing::HasSubstr("hidden_act"));
+      error_with("hidden_act", "gelu"), ::testing::HasSubstr("hidden_act"));
   EXPECT_THAT(
-      error_with("attention_bias", true), testing::HasSubstr("attention_bias"));
+      error_with("attention_bias", true),
+      ::testing::HasSubstr("attention_bias"));
   EXPECT_THAT(
       error_with("rope_scaling", {{"factor", 8.0}}),
-      testing::HasSubstr("rope_scaling"));
+      ::testing::HasSubstr("rope_scaling"));
 }
 
 TEST(LlamaConfig, LoadsAFileAndListsThePresetsWhenThereIsNone) {
@@ -186,8 +189,8 @@ TEST(LlamaConfig, LoadsAFileAndListsThePresetsWhenThereIsNone) {
     } catch (const UsageError& error) {
       EXPECT_THAT(
           error.what(),
-          testing::AllOf(
-              testing::HasSubstr(wrong), testing::HasSubstr("llama-19m")));
+          ::testing::AllOf(
+              ::testing::HasSubstr(wrong), ::testing::HasSubstr("llama-19m")));
     }
   }
 }

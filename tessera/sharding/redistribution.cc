@@ -32,6 +32,7 @@
 // so that every rank finds the same path.
 #include <fmt/format.h>
 #include <tessera/base/error.h>
+#include <tessera/base/index.h>
 #include <tessera/sharding/redistribution.h>
 #include <tessera/sharding/redistribution_edge.h>
 
@@ -50,10 +51,6 @@ using Kind = RedistributionStep::Kind;
 
 constexpr int64_t kMaxNodes = 20'000; // of the wide graph, else a narrow one
 constexpr int64_t kMaxNarrowNodes = 2'000'000;
-
-size_t at(int64_t index) {
-  return static_cast<size_t>(index);
-}
 
 // The placements that one axis may pass through, the first being what it is.
 using Options = std::vector<Placement>;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <c10/core/ScalarType.h>
+#include <tessera/base/index.h>
 #include <tessera/sharding/redistribution_edge.h>
 
 #include <algorithm>
@@ -11,10 +12,6 @@ namespace tessera {
 namespace {
 
 using Kind = RedistributionStep::Kind;
-
-size_t at(int64_t index) {
-  return static_cast<size_t>(index);
-}
 
 } // namespace
 

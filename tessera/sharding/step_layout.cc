@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <tessera/base/index.h>
 #include <tessera/sharding/redistribution.h>
 
 #include <algorithm>
@@ -9,10 +10,6 @@ namespace tessera {
 namespace {
 
 using Kind = RedistributionStep::Kind;
-
-size_t at(int64_t index) {
-  return static_cast<size_t>(index);
-}
 
 // The elements in ranges of one dim of a tensor.
 std::vector<int64_t> counts_of(
